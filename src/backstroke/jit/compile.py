@@ -1,0 +1,200 @@
+"""From a Python function to machine code in this process: memory first, then the disk cache, then LLVM."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from . import cache
+from .target import Target, current, host
+from .types import Param, Type, i64, pointer, scalar
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_lock = threading.RLock()
+_compiled: dict[tuple[Hashable, ...], Function] = {}
+
+
+@dataclass
+class Counts:
+    """What has been done in this process."""
+
+    compiled: int = 0
+    loaded: int = 0
+    seconds: float = 0.0
+
+
+counts = Counts()
+
+
+@dataclass(frozen=True)
+class Function:
+    """Machine code in memory. It stays there until the process ends."""
+
+    name: str
+    address: int
+    params: tuple[Param, ...]
+    target: Target
+    from_cache: bool
+    seconds: float
+    pack: Callable[..., bytes] = field(repr=False)
+
+
+def function(
+    build: Callable[..., None], *params: Param, returns: Type | None = None, wrap: bool = False, **constants: Hashable
+) -> Function:
+    """The compiled form of `build(k, *params, **constants)`, made at most once for each target.
+
+    With `wrap` the machine code is a kernel, `void (arguments*, piece)`: `build(k, piece, *params)` does one piece of
+    the work, and its arguments lie in memory, eight bytes each, as `pack` lays them.
+    """
+    key = (build, params, returns, wrap, *sorted(constants.items()), current())
+    known = _compiled.get(key)
+    if known is None:
+        with _lock:
+            known = _compiled.get(key)
+            if known is None:
+                known = _compiled[key] = _make(build, params, returns, wrap, constants)
+    return known
+
+
+def kernel(build: Callable[..., None], *params: Param, **constants: Hashable) -> Function:
+    """A kernel: see `function`."""
+    return function(build, *params, wrap=True, **constants)
+
+
+def emit_ir(target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any) -> str:
+    """The LLVM IR that a kernel is traced to."""
+    return _trace("kernel", target, build, params, None, wrap, constants)
+
+
+def emit_assembly(target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any) -> str:
+    """The assembly of a kernel, for any target that LLVM knows."""
+    machine, module = _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants))
+    return str(machine.emit_assembly(module))
+
+
+def emit_object(target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any) -> bytes:
+    """The object code of a kernel, for any target that LLVM knows."""
+    machine, module = _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants))
+    return bytes(machine.emit_object(module))
+
+
+def _make(
+    build: Callable[..., None], params: tuple[Param, ...], returns: Type | None, wrap: bool, constants: dict[str, Any]
+) -> Function:
+    start = time.perf_counter()
+    target = current()
+    label = "_".join([build.__name__.strip("_"), *(_describe(value) for value in constants.values())])
+    name = "".join(c if c.isalnum() else "_" for c in label)[:100]
+    recipe = repr((build.__module__, build.__qualname__, params, returns, wrap))
+    recipe += "".join(f";{word}={_describe(value)}" for word, value in sorted(constants.items()))
+    text = None
+    if not build.__module__.startswith(f"{__package__.split('.')[0]}."):
+        # Foreign code has no fingerprint here: its IR speaks for it.
+        text = recipe = _trace(name, target, build, params, returns, wrap, constants)
+    key = hashlib.sha256("\n".join((_fingerprint(), target.key, name, recipe)).encode()).digest()
+    image = cache.read(key)
+    from_cache = image is not None
+    if image is None:
+        text = text or _trace(name, target, build, params, returns, wrap, constants)
+        machine, module = _optimised(target, text)
+        image = bytes(machine.emit_object(module))
+        cache.write(key, image)
+    address = _load(image, name, key)
+    seconds = time.perf_counter() - start
+    counts.seconds += seconds
+    if from_cache:
+        counts.loaded += 1
+    else:
+        counts.compiled += 1
+    pack = struct.Struct("".join(param.pack for param in params)).pack if wrap else lambda *_: b""
+    return Function(name, address, params, target, from_cache, seconds, pack)
+
+
+def _describe(constant: Any) -> str:
+    """A constant as text that is the same in every process."""
+    return f"{constant.__module__}.{constant.__qualname__}" if callable(constant) else repr(constant)
+
+
+@functools.cache
+def _fingerprint() -> str:
+    """The sources that kernels are traced by, and the versions of what compiles them."""
+    digest = hashlib.sha256(f"{llvmlite.__version__} {llvm.llvm_version_info}".encode())
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _trace(
+    name: str,
+    target: Target,
+    build: Callable[..., None],
+    params: tuple[Param, ...],
+    returns: Type | None,
+    wrap: bool,
+    constants: dict[str, Any],
+) -> str:
+    from .trace import Trace  # llvmlite.ir takes 3 ms to import, and a warm cache never needs it
+
+    if not wrap:
+        k = Trace(target, name, params, returns)
+        build(k, *k.arguments, **constants)
+        return k.finish()
+    k = Trace(target, name, (pointer(i64), scalar(i64)))
+    arguments, piece = k.arguments
+    build(k, piece, *(k.argument(arguments, i, param) for i, param in enumerate(params)), **constants)
+    return k.finish()
+
+
+def _optimised(target: Target, text: str) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
+    with _lock:
+        module = llvm.parse_assembly(text, llvm.create_context())
+        machine = target.machine()
+        options = llvm.create_pipeline_tuning_options(3)
+        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+        builder = llvm.create_pass_builder(machine, options)
+        builder.getModulePassManager().run(module, builder)
+        return machine, module
+
+
+@functools.cache
+def _jit() -> llvm.LLJIT:
+    jit = llvm.create_lljit_compiler(host().machine())
+    _keep(jit)
+    return jit
+
+
+def _load(image: bytes, name: str, key: bytes) -> int:
+    library = llvm.JITLibraryBuilder().add_object_img(image).add_current_process().export_symbol(name)
+    loaded = library.link(_jit(), key.hex() + os.urandom(4).hex())
+    _keep(loaded)
+    return int(loaded[name])
+
+
+def _keep(thing: object) -> None:
+    """Never let it go: workers may run its code until the very end of the process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _before_fork() -> None:
+    _lock.acquire()
+
+
+def _after_fork() -> None:
+    _lock.release()
+
+
+if hasattr(os, "register_at_fork"):  # a child must not inherit a compiler in the middle of its work
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

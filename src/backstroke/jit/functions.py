@@ -1,0 +1,74 @@
+"""Functions for formulas. They take traced values, and NumPy arrays as well, so that a formula can be tried by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .trace import Trace, Value, Var, _Arithmetic
+from .types import f32, i32, i64
+
+
+def _trace(*operands: Any) -> Trace | None:
+    return next((x.k for x in operands if isinstance(x, _Arithmetic)), None)
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """`a` where the condition holds, else `b`."""
+    k = _trace(condition)
+    return k.where(condition, a, b) if k else np.where(condition, a, b)
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """`a * b + c` with one rounding (on NumPy arrays: with two)."""
+    k = _trace(a, b, c)
+    return k.fma(a, b, c) if k else a * b + c
+
+
+def largest(x: Any) -> float:
+    """The largest finite number of the type of `x`."""
+    name = np.float32 if getattr(x, "type", None) is f32 or getattr(x, "dtype", None) == np.float32 else np.float64
+    return float(np.finfo(name).max)
+
+
+def exp(x: Any) -> Any:
+    """e to the power of x, at most 2 ulp from the true value; inf, 0 and NaN where they are due."""
+    k = _trace(x)
+    return _exp(k, x.read()) if k else np.exp(x)
+
+
+def _exp(k: Trace, x: Value) -> Value:
+    """exp(x) = 2^n * exp(r) with x = n ln 2 + r and |r| <= ln(2)/2; exp(r) is its Taylor series, 2^n is made of bits.
+
+    ln 2 is subtracted in two parts, the first so short that its product with n is exact. n is had by adding a number
+    so large that the sum has no fraction left: no conversion that NaN could upset. 2^n goes on in two factors, so that
+    results below the normal numbers and just below infinity come out right.
+    """
+    single = x.type is f32
+    integers, fraction, bias = (i32, 23, 127) if single else (i64, 52, 1023)
+    top, bottom = (89.0, -104.0) if single else (710.0, -746.0)
+    high, low = (0.693359375, -2.121944400546905827679e-4) if single else (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+    terms = 7 if single else 13
+
+    x = k.where(x > top, top, k.where(x < bottom, bottom, x))
+    magic = 1.5 * 2.0**fraction
+    shifted = k.muladd(x, 1.4426950408889634, magic)
+    n = shifted - magic
+    r = k.muladd(n, -low, k.muladd(n, -high, x))
+
+    factorial = 1.0
+    for i in range(1, terms + 1):
+        factorial *= i
+    series = k.value(1 / factorial, x.type, x.lanes)
+    for i in range(terms, 0, -1):
+        factorial /= i
+        series = k.muladd(series, r, 1 / factorial)
+
+    whole = k.bits(integers, shifted) - k.bits(integers, k.value(magic, x.type, x.lanes))
+    half = whole >> 1
+    powers = [k.bits(x.type, (part + bias) << fraction) for part in (half, whole - half)]
+    return series * powers[0] * powers[1]
+
+
+__all__ = ["Value", "Var", "exp", "fma", "largest", "where"]

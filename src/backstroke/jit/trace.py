@@ -1,0 +1,595 @@
+"""Python functions into LLVM IR: values with operators, loops as `for`, vectors with tail masks.
+
+A kernel is a Python function `build(k, ...)`. It runs once, while it is compiled: what it computes with Python numbers
+is a constant of the machine code, what it computes with `Value`s happens when the kernel runs. `k`, the `Trace`,
+records. A loop is written as a loop:
+
+    for row in k.range(rows):                       # a loop of the machine code
+        for at in k.vectors(n, lanes):              # whole vectors, then (traced again, under a mask) the tail
+            dx[row * n + at] = relu(dy[row * n + at])
+    for j in range(4): ...                          # a loop of the tracer: four copies of the body
+
+Integers are 64-bit and signed; `//` and `%` on them truncate, as indices are never negative. 16-bit floats are
+widened to float32 as they are loaded and rounded to nearest even as they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Union
+
+import llvmlite.ir as ir
+
+from . import convert
+from .target import Target
+from .types import Param, Type, f32, f64, i16, i32, i64, mask
+
+Number = Union["Value", "Var", int, float]
+
+_INT32 = ir.IntType(32)
+_FLOATS = {16: ir.HalfType(), 32: ir.FloatType(), 64: ir.DoubleType()}
+_ARITHMETIC = {  # operator -> (on floats, on integers and masks)
+    "+": ("fadd", "add"), "-": ("fsub", "sub"), "*": ("fmul", "mul"), "/": ("fdiv", None), "//": (None, "sdiv"),
+    "%": (None, "srem"), "<<": (None, "shl"), ">>": (None, "ashr"), "&": (None, "and_"), "|": (None, "or_"),
+    "^": (None, "xor"),
+}  # fmt: skip
+
+
+class TraceError(Exception):
+    """A kernel's Python code asked for what cannot be machine code."""
+
+
+def storage(type: Type) -> ir.Type:
+    """LLVM's type of an element in memory; bfloat16, which llvmlite's IR does not know, is a 16-bit integer."""
+    return _FLOATS[type.bits] if type.kind == "f" else ir.IntType(type.bits)
+
+
+def shaped(type: Type, lanes: int) -> ir.Type:
+    """LLVM's type of `lanes` elements."""
+    return storage(type) if lanes == 1 else ir.VectorType(storage(type), lanes)
+
+
+class _Arithmetic:
+    """The operators of values and variables."""
+
+    k: Trace
+    type: Type
+    lanes: int
+
+    def read(self) -> Value:
+        raise NotImplementedError
+
+    def __add__(self, other: Number) -> Value:
+        return self.k.arithmetic("+", self, other)
+
+    def __radd__(self, other: Number) -> Value:
+        return self.k.arithmetic("+", other, self)
+
+    def __sub__(self, other: Number) -> Value:
+        return self.k.arithmetic("-", self, other)
+
+    def __rsub__(self, other: Number) -> Value:
+        return self.k.arithmetic("-", other, self)
+
+    def __mul__(self, other: Number) -> Value:
+        return self.k.arithmetic("*", self, other)
+
+    def __rmul__(self, other: Number) -> Value:
+        return self.k.arithmetic("*", other, self)
+
+    def __truediv__(self, other: Number) -> Value:
+        return self.k.arithmetic("/", self, other)
+
+    def __rtruediv__(self, other: Number) -> Value:
+        return self.k.arithmetic("/", other, self)
+
+    def __floordiv__(self, other: Number) -> Value:
+        return self.k.arithmetic("//", self, other)
+
+    def __mod__(self, other: Number) -> Value:
+        return self.k.arithmetic("%", self, other)
+
+    def __lshift__(self, other: Number) -> Value:
+        return self.k.arithmetic("<<", self, other)
+
+    def __rshift__(self, other: Number) -> Value:
+        return self.k.arithmetic(">>", self, other)
+
+    def __and__(self, other: Number) -> Value:
+        return self.k.arithmetic("&", self, other)
+
+    def __or__(self, other: Number) -> Value:
+        return self.k.arithmetic("|", self, other)
+
+    def __xor__(self, other: Number) -> Value:
+        return self.k.arithmetic("^", self, other)
+
+    def __neg__(self) -> Value:
+        value = self.read()
+        return value if value.type.kind == "m" else self.k.negative(value)
+
+    def __lt__(self, other: Number) -> Value:
+        return self.k.compare("<", self, other)
+
+    def __le__(self, other: Number) -> Value:
+        return self.k.compare("<=", self, other)
+
+    def __gt__(self, other: Number) -> Value:
+        return self.k.compare(">", self, other)
+
+    def __ge__(self, other: Number) -> Value:
+        return self.k.compare(">=", self, other)
+
+    def __eq__(self, other: object) -> Value:  # type: ignore[override]
+        return self.k.compare("==", self, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> Value:  # type: ignore[override]
+        return self.k.compare("!=", self, other)  # type: ignore[arg-type]
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise TraceError("a value has no truth while tracing: use k.where(...) or k.when(...)")
+
+
+class Value(_Arithmetic):
+    """A number, or a vector of `lanes` numbers, that is known when the kernel runs."""
+
+    __slots__ = ("ir", "k", "lanes", "type")
+
+    def __init__(self, k: Trace, value: ir.Value, type: Type, lanes: int = 1) -> None:
+        self.k, self.ir, self.type, self.lanes = k, value, type, lanes
+
+    def read(self) -> Value:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Value({self.type}{f' x {self.lanes}' if self.lanes > 1 else ''})"
+
+
+class Var(_Arithmetic):
+    """A value that changes: `total = k.var(0.0)`, then `total += x` or `total.set(x)`. It lives in a register."""
+
+    __slots__ = ("k", "lanes", "slot", "type")
+
+    def __init__(self, k: Trace, start: Value) -> None:
+        self.k, self.type, self.lanes = k, start.type, start.lanes
+        with k.builder.goto_entry_block():
+            self.slot = k.builder.alloca(shaped(start.type, start.lanes))
+        self.set(start)
+
+    def read(self) -> Value:
+        return Value(self.k, self.k.builder.load(self.slot, typ=shaped(self.type, self.lanes)), self.type, self.lanes)
+
+    def set(self, value: Number) -> None:
+        """Change the variable."""
+        self.k.builder.store(self.k.value(value, self.type, self.lanes).ir, self.slot)
+
+    def __iadd__(self, other: Number) -> Var:
+        self.set(self + other)
+        return self
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """`count` neighbouring elements from `start` on; under `mask` where not all of them exist."""
+
+    start: Value | int
+    count: int
+    mask: Value | None = None
+
+    def __add__(self, offset: Value | int) -> Lanes:
+        return replace(self, start=self.start + offset)
+
+    __radd__ = __add__
+
+
+Index = Union[Lanes, Value, int]
+
+
+class Pointer:
+    """An array of elements of `type` in memory. `p[i]` is an element, `p[lanes]` a vector, both of the compute type."""
+
+    __slots__ = ("ir", "k", "type")
+
+    def __init__(self, k: Trace, address: ir.Value, type: Type) -> None:
+        self.k, self.ir, self.type = k, address, type
+
+    def at(self, index: Value | int) -> Pointer:
+        """The array that starts `index` elements further on."""
+        if isinstance(index, int) and index == 0:
+            return self
+        place = self.k.builder.gep(self.ir, [self.k.value(index, i64).ir], source_etype=storage(self.type))
+        return Pointer(self.k, place, self.type)
+
+    def __getitem__(self, index: Index) -> Value:
+        return self.load(index)
+
+    def __setitem__(self, index: Index, value: Number) -> None:
+        self.store(index, value)
+
+    def load(self, index: Index, *, align: int = 1) -> Value:
+        """The element, or the vector (zero where its mask is off), in the compute type; `align` in bytes."""
+        at = index if isinstance(index, Lanes) else Lanes(index, 1)
+        k, place, type = self.k, self.at(at.start).ir, shaped(self.type, at.count)
+        if at.mask is None:
+            raw = k.builder.load(place, typ=type, align=align)
+        else:
+            zero = ir.Constant(type, None)
+            raw = k.intrinsic("masked.load", type, [place, _INT32(align), at.mask.ir, zero], suffix=[type, place.type])
+        return convert.widen(k, Value(k, raw, self.type, at.count))
+
+    def store(self, index: Index, value: Number, *, align: int = 1, stream: bool = False) -> None:
+        """Store an element or a vector, rounded to the type in memory; `stream` goes past the caches."""
+        at = index if isinstance(index, Lanes) else Lanes(index, 1)
+        k, place = self.k, self.at(at.start).ir
+        rounded = convert.narrow(k, k.value(value, self.type.compute, at.count), self.type)
+        if at.mask is not None:
+            arguments = [rounded.ir, place, _INT32(align), at.mask.ir]
+            k.intrinsic("masked.store", ir.VoidType(), arguments, suffix=[rounded.ir.type, place.type])
+            return
+        store = k.builder.store(rounded.ir, place, align=align)
+        if stream:
+            store.set_metadata("nontemporal", k.module.add_metadata([_INT32(1)]))
+
+    @property
+    def address(self) -> Value:
+        """The address as an integer."""
+        return Value(self.k, self.k.builder.ptrtoint(self.ir, storage(i64)), i64)
+
+
+class Trace:
+    """Records one function. Kernels get it as `k`."""
+
+    def __init__(self, target: Target, name: str, params: Sequence[Param], returns: Type | None = None) -> None:
+        self.target, self.returns = target, returns
+        self.module = ir.Module(name)
+        self.module.triple = target.triple
+        types = [ir.PointerType() if param.pointer else storage(param.type) for param in params]
+        result = storage(returns) if returns else ir.VoidType()
+        self.function = ir.Function(self.module, ir.FunctionType(result, types), name)
+        self.function.attributes.add("nounwind")
+        entry = self.function.append_basic_block("entry")
+        self.builder = ir.IRBuilder(self.function.append_basic_block("body"))
+        ir.IRBuilder(entry).branch(self.builder.block)
+        self.arguments = [self._argument(raw, param) for raw, param in zip(self.function.args, params, strict=True)]
+        self._open = 0
+
+    def _argument(self, raw: ir.Value, param: Param) -> Value | Pointer:
+        return Pointer(self, raw, param.type) if param.pointer else Value(self, raw, param.type)
+
+    def argument(self, block: Pointer, index: int, param: Param) -> Value | Pointer:
+        """One argument of a kernel, out of the block of eight-byte slots."""
+        if param.pointer:
+            return self.dereference(block.load(index, align=8), param.type)
+        if param.type.kind != "f":
+            return self.to(param.type, block.load(index, align=8))
+        return self.to(param.type, Pointer(self, block.ir, f64).load(index, align=8))
+
+    def finish(self) -> str:
+        """The module's text, once the function is whole."""
+        if self._open:
+            raise TraceError("a loop was left by `break`: a traced loop always runs to its end")
+        if not self.builder.block.is_terminated:
+            self.builder.ret_void()
+        return str(self.module)
+
+    # ---- values ----------------------------------------------------------------------------------------------------
+
+    def value(self, x: Number, type: Type, lanes: int = 1) -> Value:
+        """`x` as a value of that type: numbers become constants, scalars are spread over the lanes."""
+        if isinstance(x, _Arithmetic):
+            value = x.read()
+            if value.type is not type:
+                raise TraceError(f"{value!r} where {type} is wanted: convert with k.to(...)")
+            return value if value.lanes == lanes else self.spread(value, lanes)
+        number = float(x) if type.kind == "f" else int(x)
+        constant = ir.Constant(storage(type), number)
+        if lanes > 1:
+            constant = ir.Constant(shaped(type, lanes), [constant] * lanes)
+        return Value(self, constant, type, lanes)
+
+    def spread(self, x: Value, lanes: int) -> Value:
+        """A vector with the scalar in every lane."""
+        if x.lanes != 1:
+            raise TraceError(f"{x!r} where {lanes} lanes are wanted")
+        undefined = ir.Constant(shaped(x.type, lanes), ir.Undefined)
+        first = self.builder.insert_element(undefined, x.ir, _INT32(0))
+        zeros = ir.Constant(ir.VectorType(_INT32, lanes), [0] * lanes)
+        return Value(self, self.builder.shuffle_vector(first, undefined, zeros), x.type, lanes)
+
+    def alike(self, *values: Number) -> list[Value]:
+        """The values in one common shape; plain numbers take the type of their company."""
+        known = [x.read() for x in values if isinstance(x, _Arithmetic)]
+        if not known:
+            raise TraceError("no traced value among the operands")
+        lanes = max(x.lanes for x in known)
+        return [self.value(x, known[0].type, lanes) for x in values]
+
+    def arithmetic(self, operator: str, a: Number, b: Number) -> Value:
+        """`a operator b`, elementwise."""
+        x, y = self.alike(a, b)
+        on_floats, on_integers = _ARITHMETIC[operator]
+        name = on_floats if x.type.kind == "f" else on_integers
+        if name is None:
+            raise TraceError(f"{operator} is not defined on {x.type}")
+        return Value(self, getattr(self.builder, name)(x.ir, y.ir), x.type, x.lanes)
+
+    def negative(self, x: Value) -> Value:
+        """`-x`; of floats the sign bit is turned over, for zeros too."""
+        return Value(self, (self.builder.fneg if x.type.kind == "f" else self.builder.neg)(x.ir), x.type, x.lanes)
+
+    def compare(self, operator: str, a: Number, b: Number) -> Value:
+        """A mask; comparisons with NaN are false, but for `!=`."""
+        x, y = self.alike(a, b)
+        if x.type.kind != "f":
+            test = self.builder.icmp_signed
+        else:
+            test = self.builder.fcmp_unordered if operator == "!=" else self.builder.fcmp_ordered
+        return Value(self, test(operator, x.ir, y.ir), mask, x.lanes)
+
+    def where(self, condition: Value, a: Number, b: Number) -> Value:
+        """`a` where the condition holds, else `b`: both are computed."""
+        x, y = self.alike(a, b) if condition.lanes == 1 else self.alike(a, b, condition_lanes(a, b, condition))[:2]
+        return Value(self, self.builder.select(condition.ir, x.ir, y.ir), x.type, x.lanes)
+
+    def to(self, type: Type, x: Value | Var) -> Value:
+        """Convert: floats round to nearest even, integers widen with their sign or are cut."""
+        value = x.read()
+        if value.type is type:
+            return value
+        b, goal, old = self.builder, shaped(type, value.lanes), value.type
+        if old.kind == "f" and type.kind == "f":
+            raw = (b.fpext if type.bits > old.bits else b.fptrunc)(value.ir, goal)
+        elif old.kind == "m":
+            raw = b.zext(value.ir, goal)
+        elif old.kind == "f":
+            raw = b.fptosi(value.ir, goal)
+        elif type.kind == "f":
+            raw = b.sitofp(value.ir, goal)
+        else:
+            raw = (b.sext if type.bits > old.bits else b.trunc)(value.ir, goal)
+        return Value(self, raw, type, value.lanes)
+
+    def bits(self, type: Type, x: Value) -> Value:
+        """The same bits read as another type of the same width."""
+        return Value(self, self.builder.bitcast(x.ir, shaped(type, x.lanes)), type, x.lanes)
+
+    def unsigned(self, type: Type, x: Value) -> Value:
+        """An integer widened with zeros."""
+        return Value(self, self.builder.zext(x.ir, shaped(type, x.lanes)), type, x.lanes)
+
+    def shift_right(self, x: Value, by: int) -> Value:
+        """A logical shift: zeros come in from the left."""
+        return Value(self, self.builder.lshr(x.ir, self.value(by, x.type, x.lanes).ir), x.type, x.lanes)
+
+    def fma(self, a: Number, b: Number, c: Number) -> Value:
+        """`a * b + c`, rounded once on every target."""
+        x, y, z = self.alike(a, b, c)
+        if x.type is f32 and not self.target.has_fma:  # the product of two float32 is exact in float64
+            wide = [self.to(f64, v) for v in (x, y, z)]
+            return self.to(f32, wide[0] * wide[1] + wide[2])
+        return self.elementwise_intrinsic("fma", x, y, z)
+
+    def muladd(self, a: Number, b: Number, c: Number) -> Value:
+        """`a * b + c`, rounded once where the CPU does that in one instruction, else twice."""
+        x, y, z = self.alike(a, b, c)
+        return self.elementwise_intrinsic("fma" if self.target.has_fma else "fmuladd", x, y, z)
+
+    def intrinsic(
+        self, name: str, returns: ir.Type, arguments: Sequence[ir.Value], *, suffix: Sequence[ir.Type] = ()
+    ) -> ir.Value:
+        """Call `llvm.name`, its overloads spelled from `suffix`."""
+        full = ".".join(["llvm", name, *(_mangle(type) for type in suffix)])
+        return self.builder.call(self._declare(full, returns, [a.type for a in arguments]), arguments)
+
+    def elementwise_intrinsic(self, name: str, *values: Value) -> Value:
+        """An intrinsic whose operands and result have all the same type."""
+        x = values[0]
+        raw = self.intrinsic(name, x.ir.type, [v.ir for v in values], suffix=[x.ir.type])
+        return Value(self, raw, x.type, x.lanes)
+
+    def _declare(self, name: str, returns: ir.Type, types: Sequence[ir.Type]) -> ir.Function:
+        known = self.module.globals.get(name)
+        return known if known is not None else ir.Function(self.module, ir.FunctionType(returns, types), name)
+
+    # ---- vectors ---------------------------------------------------------------------------------------------------
+
+    def iota(self, lanes: int) -> Value:
+        """0, 1, 2, ... as 64-bit integers."""
+        return Value(self, ir.Constant(ir.VectorType(storage(i64), lanes), list(range(lanes))), i64, lanes)
+
+    def shuffle(self, a: Value, b: Value | None, picks: Sequence[int]) -> Value:
+        """A vector of constant picks: 0 to n-1 from `a`, n to 2n-1 from `b`."""
+        other = a.ir if b is None else b.ir
+        order = ir.Constant(ir.VectorType(_INT32, len(picks)), list(picks))
+        raw = self.builder.shuffle_vector(a.ir, other, order)
+        return Value(self, raw, a.type, len(picks)) if len(picks) > 1 else self.lane(Value(self, raw, a.type, 2), 0)
+
+    def lane(self, x: Value, index: int) -> Value:
+        """One lane as a scalar."""
+        return Value(self, self.builder.extract_element(x.ir, _INT32(index)), x.type)
+
+    def sum(self, x: Value | Var) -> Value:
+        """The sum of the lanes, by halves: always in the same order."""
+        value = x.read()
+        while value.lanes > 2:
+            half = value.lanes // 2
+            value = self.shuffle(value, None, range(half)) + self.shuffle(value, None, range(half, 2 * half))
+        return self.lane(value, 0) + self.lane(value, 1) if value.lanes == 2 else value
+
+    def any(self, x: Value) -> Value:
+        """Whether the mask holds in any lane."""
+        if x.lanes == 1:
+            return x
+        whole = self.builder.bitcast(x.ir, ir.IntType(x.lanes))
+        return Value(self, self.builder.icmp_unsigned("!=", whole, ir.IntType(x.lanes)(0)), mask)
+
+    # ---- variables and control flow --------------------------------------------------------------------------------
+
+    def var(self, start: Value | Var | float, type: Type = f32, lanes: int = 1) -> Var:
+        """A variable. A plain number as start takes `type` and `lanes`."""
+        if isinstance(start, _Arithmetic):
+            start = start.read()
+            return Var(self, start if lanes == 1 else self.value(start, start.type, lanes))
+        return Var(self, self.value(start, type, lanes))
+
+    def stack(self, type: Type, count: int, align: int = 64) -> Pointer:
+        """`count` elements of scratch memory on the stack of the running thread."""
+        with self.builder.goto_entry_block():
+            slot = self.builder.alloca(storage(type), size=_INT32(count))
+            slot.align = align
+        return Pointer(self, slot, type)
+
+    def range(self, start: Value | int, stop: Value | int | None = None, step: int = 1) -> Iterator[Value]:
+        """A loop of the machine code, as `range`; its body is what the `for` traces."""
+        if stop is None:
+            start, stop = 0, start
+        surely = isinstance(start, int) and isinstance(stop, int)
+        if surely and start >= stop:  # type: ignore[operator]
+            return
+        first, last = self.value(start, i64), self.value(stop, i64)
+        body, after = self.function.append_basic_block("loop"), self.function.append_basic_block("after")
+        before = self.builder.block
+        if surely:
+            self.builder.branch(body)
+        else:
+            self.builder.cbranch(self.builder.icmp_signed("<", first.ir, last.ir), body, after)
+        self.builder.position_at_end(body)
+        index = self.builder.phi(storage(i64))
+        index.add_incoming(first.ir, before)
+        self._open += 1
+        yield Value(self, index, i64)
+        self._open -= 1
+        following = self.builder.add(index, storage(i64)(step), flags=["nsw"])
+        index.add_incoming(following, self.builder.block)
+        self.builder.cbranch(self.builder.icmp_signed("<", following, last.ir), body, after)
+        self.builder.position_at_end(after)
+
+    def vectors(self, start: Value | int, stop: Value | int | None = None, *, lanes: int, unroll: int = 1) -> Iterator[Lanes]:
+        """The elements of a range in vectors of `lanes`: whole ones, `unroll` per turn, then the tail under a mask.
+
+        The body is traced `unroll` times for the main loop, then once for the vectors left over and once for the tail.
+        """
+        if stop is None:
+            start, stop = 0, start
+        at: Value | int = start
+        for turn in (unroll, 1) if unroll > 1 else (1,):
+            end = at + (stop - at) // (turn * lanes) * (turn * lanes)
+            for i in self.range(at, end, turn * lanes):
+                for j in range(turn):
+                    yield Lanes(i + j * lanes if j else i, lanes)
+            at = end
+        if isinstance(at, int) and isinstance(stop, int):
+            if at < stop:
+                yield self.some(at, stop - at, lanes)
+            return
+        with self.when(self.value(at, i64) < stop):
+            yield self.some(at, stop - at, lanes)
+
+    def some(self, start: Value | int, count: Value | int, lanes: int) -> Lanes:
+        """The first `count` of `lanes` elements."""
+        if lanes == 1:
+            return Lanes(start, 1)
+        return Lanes(start, lanes, self.iota(lanes) < self.value(count, i64, lanes))
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """`with k.when(condition):` does its body only where the (scalar) condition holds."""
+        body, after = self.function.append_basic_block("then"), self.function.append_basic_block("after")
+        self.builder.cbranch(condition.ir, body, after)
+        self.builder.position_at_end(body)
+        yield
+        if not self.builder.block.is_terminated:
+            self.builder.branch(after)
+        self.builder.position_at_end(after)
+
+    @contextmanager
+    def forever(self) -> Iterator[Callable[[Value], None]]:
+        """`with k.forever() as leave:` repeats its body until `leave(condition)` finds its condition true."""
+        body, after = self.function.append_basic_block("repeat"), self.function.append_basic_block("after")
+        self.builder.branch(body)
+        self.builder.position_at_end(body)
+
+        def leave(condition: Value) -> None:
+            going_on = self.function.append_basic_block("stay")
+            self.builder.cbranch(condition.ir, after, going_on)
+            self.builder.position_at_end(going_on)
+
+        yield leave
+        if not self.builder.block.is_terminated:
+            self.builder.branch(body)
+        self.builder.position_at_end(after)
+
+    def give(self, value: Number) -> None:
+        """Return from the function."""
+        assert self.returns is not None, "the function returns nothing"
+        self.builder.ret(self.value(value, self.returns).ir)
+        self.builder.position_at_end(self.function.append_basic_block("unreachable"))
+        self.builder.unreachable()
+        self.builder.position_at_start(self.builder.block)
+
+    # ---- memory as other threads and other programs see it ----------------------------------------------------------
+
+    def dereference(self, address: Value, type: Type) -> Pointer:
+        """The array at an address."""
+        return Pointer(self, self.builder.inttoptr(address.ir, ir.PointerType()), type)
+
+    def atomic_load(self, p: Pointer) -> Value:
+        """Load what other threads store (sequentially consistent)."""
+        return Value(self, self.builder.load_atomic(p.ir, "seq_cst", p.type.bytes, typ=storage(p.type)), p.type)
+
+    def atomic_store(self, p: Pointer, value: Number) -> None:
+        """Store for other threads (sequentially consistent)."""
+        self.builder.store_atomic(self.value(value, p.type).ir, p.ir, "seq_cst", p.type.bytes)
+
+    def atomic_add(self, p: Pointer, value: Number) -> Value:
+        """Add and give back what was there before."""
+        return Value(self, self.builder.atomic_rmw("add", p.ir, self.value(value, p.type).ir, "seq_cst"), p.type)
+
+    def compare_and_swap(self, p: Pointer, old: Number, new: Number) -> Value:
+        """Store `new` where `old` is found, at once; whether it was."""
+        olds, news = self.value(old, p.type).ir, self.value(new, p.type).ir
+        both = self.builder.cmpxchg(p.ir, olds, news, "seq_cst", "seq_cst")
+        return Value(self, self.builder.extract_value(both, 1), mask)
+
+    def call(self, address: Value, *arguments: Value | Pointer, returns: Type | None = None, variadic: int = 0) -> Value:
+        """Call a C function by its address; `variadic` is how many arguments its prototype names, where it has `...`."""
+        types = [a.ir.type for a in arguments]
+        result = storage(returns) if returns else ir.VoidType()
+        prototype = ir.FunctionType(result, types[:variadic] or types, var_arg=bool(variadic))
+        function = self.builder.inttoptr(address.ir, ir.PointerType())
+        raw = self.builder.call(_Callee(function, prototype), [a.ir for a in arguments])
+        return Value(self, raw, returns or i64)
+
+
+class _Callee:
+    """An address with a prototype, as llvmlite's `call` wants it."""
+
+    def __init__(self, address: ir.Value, prototype: ir.FunctionType) -> None:
+        self.address, self.function_type, self.type = address, prototype, prototype.as_pointer()
+        self.is_declaration, self.calling_convention = False, ""
+
+    def get_reference(self) -> str:
+        return str(self.address.get_reference())
+
+
+def condition_lanes(a: Number, b: Number, condition: Value) -> Value:
+    """A zero as wide as the condition, so that scalars chosen by a vector mask are spread."""
+    typed: Any = next(x for x in (a, b) if isinstance(x, _Arithmetic))
+    return condition.k.value(0, typed.type, condition.lanes)
+
+
+def _mangle(type: ir.Type) -> str:
+    if isinstance(type, ir.VectorType):
+        return f"v{type.count}{_mangle(type.element)}"
+    if isinstance(type, ir.PointerType):
+        return "p0"
+    if isinstance(type, ir.IntType):
+        return f"i{type.width}"
+    return {"half": "f16", "float": "f32", "double": "f64", "bfloat": "bf16"}[str(type)]
+
+
+__all__ = ["Lanes", "Number", "Pointer", "Trace", "TraceError", "Value", "Var", "f32", "f64", "i16", "i32", "i64"]
