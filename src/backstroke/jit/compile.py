@@ -17,13 +17,14 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from . import cache
+from . import cache, target
 from .target import Target, current, host
 from .types import Param, Type, i64, pointer, scalar
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _lock = threading.RLock()
 _compiled: dict[tuple[Hashable, ...], Function] = {}
+on_switch = target.on_switch
 
 
 @dataclass
@@ -95,7 +96,7 @@ def _make(
     build: Callable[..., None], params: tuple[Param, ...], returns: Type | None, wrap: bool, constants: dict[str, Any]
 ) -> Function:
     start = time.perf_counter()
-    target = current()
+    goal = current()
     label = "_".join([build.__name__.strip("_"), *(_describe(value) for value in constants.values())])
     name = "".join(c if c.isalnum() else "_" for c in label)[:100]
     recipe = repr((build.__module__, build.__qualname__, params, returns, wrap))
@@ -103,13 +104,13 @@ def _make(
     text = None
     if not build.__module__.startswith(f"{__package__.split('.')[0]}."):
         # Foreign code has no fingerprint here: its IR speaks for it.
-        text = recipe = _trace(name, target, build, params, returns, wrap, constants)
-    key = hashlib.sha256("\n".join((_fingerprint(), target.key, name, recipe)).encode()).digest()
+        text = recipe = _trace(name, goal, build, params, returns, wrap, constants)
+    key = hashlib.sha256("\n".join((_fingerprint(), goal.key, name, recipe)).encode()).digest()
     image = cache.read(key)
     from_cache = image is not None
     if image is None:
-        text = text or _trace(name, target, build, params, returns, wrap, constants)
-        machine, module = _optimised(target, text)
+        text = text or _trace(name, goal, build, params, returns, wrap, constants)
+        machine, module = _optimised(goal, text)
         image = bytes(machine.emit_object(module))
         cache.write(key, image)
     address = _load(image, name, key)
@@ -120,7 +121,7 @@ def _make(
     else:
         counts.compiled += 1
     pack = struct.Struct("".join(param.pack for param in params)).pack if wrap else lambda *_: b""
-    return Function(name, address, params, target, from_cache, seconds, pack)
+    return Function(name, address, params, goal, from_cache, seconds, pack)
 
 
 def _describe(constant: Any) -> str:
@@ -172,18 +173,18 @@ def _optimised(target: Target, text: str) -> tuple[llvm.TargetMachine, llvm.Modu
 @functools.cache
 def _jit() -> llvm.LLJIT:
     jit = llvm.create_lljit_compiler(host().machine())
-    _keep(jit)
+    keep(jit)
     return jit
 
 
 def _load(image: bytes, name: str, key: bytes) -> int:
     library = llvm.JITLibraryBuilder().add_object_img(image).add_current_process().export_symbol(name)
     loaded = library.link(_jit(), key.hex() + os.urandom(4).hex())
-    _keep(loaded)
+    keep(loaded)
     return int(loaded[name])
 
 
-def _keep(thing: object) -> None:
+def keep(thing: object) -> None:
     """Never let it go: workers may run its code until the very end of the process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 

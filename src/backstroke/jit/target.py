@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -70,14 +70,6 @@ class Target:
         """Whether float32 vectors are rounded to bfloat16 by an instruction."""
         return {"avx512bf16", "avx512dq"} <= self.features
 
-    @property
-    def full_line_stores_allocate(self) -> bool:
-        """Whether an ordinary store of a whole cache line reads that line first, so that streaming stores pay.
-
-        AMD's Zen 5 writes whole lines without reading them, and streaming stores only cost there.
-        """
-        return host().cpu != "znver5"
-
     def lanes(self, type: Type) -> int:
         """Elements of a vector register that computes with elements of `type`."""
         return self.vector_bytes // type.compute.bytes
@@ -105,6 +97,14 @@ def host() -> Target:
     features = llvm.get_host_cpu_features()
     has = frozenset(name for name, on in features.items() if on)
     return Target("host", llvm.get_process_triple(), llvm.get_host_cpu_name(), has, frozenset(features) - has)
+
+
+@functools.cache
+def last_level_cache() -> int:
+    """The size of the largest cache of this machine in bytes; 32 MB where the system does not say."""
+    name = "SC_LEVEL3_CACHE_SIZE"
+    size = os.sysconf(name) if hasattr(os, "sysconf") and name in os.sysconf_names else 0
+    return size if size > 0 else 32 << 20
 
 
 def runnable() -> tuple[str, ...]:
@@ -140,6 +140,7 @@ def foreign(triple: str, cpu: str = "generic") -> Target:
 
 
 _chosen: Target | None = None
+on_switch: list[Callable[[], None]] = []  # what else must know when `using` changes the target
 
 
 def current() -> Target:
@@ -153,9 +154,16 @@ def current() -> Target:
 @contextmanager
 def using(target: Target | str) -> Iterator[Target]:
     """Compile for another target for a while (for tests: the whole process is switched)."""
-    global _chosen
-    before, _chosen = current(), named(target) if isinstance(target, str) else target
+    before, chosen = current(), named(target) if isinstance(target, str) else target
+    _switch(chosen)
     try:
-        yield _chosen
+        yield chosen
     finally:
-        _chosen = before
+        _switch(before)
+
+
+def _switch(target: Target) -> None:
+    global _chosen
+    _chosen = target
+    for tell in on_switch:
+        tell()

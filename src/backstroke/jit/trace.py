@@ -22,7 +22,7 @@ from typing import Any, Union
 
 import llvmlite.ir as ir
 
-from . import convert
+from . import convert, types
 from .target import Target
 from .types import Param, Type, f32, f64, i16, i32, i64, mask
 
@@ -87,6 +87,9 @@ class _Arithmetic:
 
     def __floordiv__(self, other: Number) -> Value:
         return self.k.arithmetic("//", self, other)
+
+    def __rfloordiv__(self, other: Number) -> Value:
+        return self.k.arithmetic("//", other, self)
 
     def __mod__(self, other: Number) -> Value:
         return self.k.arithmetic("%", self, other)
@@ -335,6 +338,20 @@ class Trace:
         x, y = self.alike(a, b) if condition.lanes == 1 else self.alike(a, b, condition_lanes(a, b, condition))[:2]
         return Value(self, self.builder.select(condition.ir, x.ir, y.ir), x.type, x.lanes)
 
+    def no(self, condition: Value) -> Value:
+        """Where the condition does not hold."""
+        return Value(self, self.builder.not_(condition.ir), mask, condition.lanes)
+
+    def least(self, a: Number, b: Number) -> Value:
+        """The smaller of two numbers."""
+        x, y = self.alike(a, b)
+        return self.where(x < y, x, y)
+
+    def most(self, a: Number, b: Number) -> Value:
+        """The larger of two numbers."""
+        x, y = self.alike(a, b)
+        return self.where(x > y, x, y)
+
     def to(self, type: Type, x: Value | Var) -> Value:
         """Convert: floats round to nearest even, integers widen with their sign or are cut."""
         value = x.read()
@@ -543,7 +560,7 @@ class Trace:
 
     def atomic_store(self, p: Pointer, value: Number) -> None:
         """Store for other threads (sequentially consistent)."""
-        self.builder.store_atomic(self.value(value, p.type).ir, p.ir, "seq_cst", p.type.bytes)
+        self.builder.atomic_rmw("xchg", p.ir, self.value(value, p.type).ir, "seq_cst")
 
     def atomic_add(self, p: Pointer, value: Number) -> Value:
         """Add and give back what was there before."""
@@ -554,6 +571,16 @@ class Trace:
         olds, news = self.value(old, p.type).ir, self.value(new, p.type).ir
         both = self.builder.cmpxchg(p.ir, olds, news, "seq_cst", "seq_cst")
         return Value(self, self.builder.extract_value(both, 1), mask)
+
+    def default_float_environment(self) -> Callable[[], None]:
+        """Round to nearest and keep subnormal numbers from here on; what is returned puts back the caller's way."""
+        if not self.target.is_x86:
+            return lambda: None
+        before, ours = self.stack(types.i32, 1), self.stack(types.i32, 1)
+        ours[0] = 0x1F80
+        self.intrinsic("x86.sse.stmxcsr", ir.VoidType(), [before.ir])
+        self.intrinsic("x86.sse.ldmxcsr", ir.VoidType(), [ours.ir])
+        return lambda: void(self.intrinsic("x86.sse.ldmxcsr", ir.VoidType(), [before.ir]))
 
     def call(self, address: Value, *arguments: Value | Pointer, returns: Type | None = None, variadic: int = 0) -> Value:
         """Call a C function by its address; `variadic` is how many arguments its prototype names, where it has `...`."""
@@ -574,6 +601,10 @@ class _Callee:
 
     def get_reference(self) -> str:
         return str(self.address.get_reference())
+
+
+def void(_: object) -> None:
+    """Nothing."""
 
 
 def condition_lanes(a: Number, b: Number, condition: Value) -> Value:

@@ -1,0 +1,157 @@
+"""Warm memory for outputs: blocks that an array gives back when it dies, and the next output gets.
+
+Most of the time that a large fresh output costs goes to the operating system, which must find and clear its pages. A
+block here is mapped once, on huge pages where there are any, and lent again and again. An array holds its block
+through a `Lease`; every view of the array, and whatever else was made of its memory, holds the lease too, so a block
+comes back only when nobody can see it any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections import OrderedDict, deque
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+SMALLEST = 256 << 10  # below this, the C library's own recycling does as well
+_PAGE, _HUGE = 64 << 10, 2 << 20
+
+
+class _Block:
+    """A mapping, and the aligned part of it that is lent."""
+
+    __slots__ = ("address", "capacity", "map")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        spare = _HUGE if capacity >= _HUGE else 0
+        self.map = mmap.mmap(-1, capacity + spare)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.address = start + (-start % _HUGE if spare else 0)
+        if spare and hasattr(mmap, "MADV_HUGEPAGE"):
+            self.map.madvise(mmap.MADV_HUGEPAGE)
+
+
+class MemoryPool:
+    """Lends blocks to arrays. At most `limit` bytes are held, lent or not; beyond that, arrays are ordinary ones."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._lock = Lock()
+        self._idle: OrderedDict[int, _Block] = OrderedDict()  # by address, the longest idle first
+        # A lease may die anywhere, also while the lock is held: it only drops its block here.
+        self._returned: deque[_Block] = deque()
+        self._held = 0
+        self._lease_types: dict[int, type[Any]] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """As `numpy.empty`, from the pool where the array is large."""
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        block = self._borrow(size) if size >= SMALLEST and not dtype.hasobject else None
+        if block is None:
+            return np.empty(shape, dtype)
+        lease = self._lease_type(block.capacity).from_address(block.address)
+        lease.block, lease.returned = block, self._returned
+        return np.ndarray(shape, dtype, buffer=lease)
+
+    def _borrow(self, size: int) -> _Block | None:
+        unit = _HUGE if size >= _HUGE else _PAGE
+        capacity = -(-size // unit) * unit
+        with self._lock:
+            self._collect()
+            for address in reversed(self._idle):
+                if capacity <= self._idle[address].capacity <= capacity + capacity // 4:
+                    return self._idle.pop(address)
+            self._shrink(self.limit - capacity)
+            if self._held + capacity > self.limit:
+                return None
+            try:
+                block = _Block(capacity)
+            except (OSError, OverflowError, ValueError):  # no room: let NumPy try, and say so in its words
+                return None
+            self._held += capacity
+            return block
+
+    def _collect(self) -> None:
+        while self._returned:
+            block = self._returned.popleft()
+            self._idle[block.address] = block
+
+    def _shrink(self, limit: int) -> None:
+        """Drop idle blocks until no more than `limit` bytes are held."""
+        while self._held > limit and self._idle:
+            _, block = self._idle.popitem(last=False)
+            self._held -= block.capacity
+
+    def _lease_type(self, capacity: int) -> type[Any]:
+        """Lease types are made by capacity; there are few capacities."""
+        kind = self._lease_types.get(capacity)
+        if kind is None:
+            kind = type("Lease", (ctypes.c_char * capacity,), {"__del__": _give_back, "__slots__": ("block", "returned")})
+            self._lease_types[capacity] = kind
+        return kind
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that are held; `BACKSTROKE_POOL_BYTES`, else a quarter of the memory."""
+        if self._limit is None:
+            text = os.environ.get("BACKSTROKE_POOL_BYTES", "").strip()
+            if text and not text.isdecimal():
+                raise ValueError(f"BACKSTROKE_POOL_BYTES is {text!r}; expected a number of bytes")
+            self._limit = int(text) if text else memory_size() // 4
+        return self._limit
+
+    @limit.setter
+    def limit(self, count: int) -> None:
+        with self._lock:
+            self._limit = count
+            self._collect()
+            self._shrink(count)
+
+    def clear(self) -> None:
+        """Give all idle blocks back to the operating system."""
+        with self._lock:
+            self._collect()
+            self._shrink(0)
+
+    def info(self) -> dict[str, int]:
+        """Bytes held, bytes of that idle, and the limit."""
+        with self._lock:
+            self._collect()
+            idle = sum(block.capacity for block in self._idle.values())
+            return {"held_bytes": self._held, "idle_bytes": idle, "limit_bytes": self.limit}
+
+    def after_fork(self) -> None:
+        """In a child: the lock may have been held by a thread that is not here."""
+        self._lock = Lock()
+
+
+def _give_back(lease: Any) -> None:
+    lease.returned.append(lease.block)
+
+
+def memory_size() -> int:
+    """The memory that this process may use: the machine's, or its control group's where that is less."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return 8 << 30
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = (Path("/sys/fs/cgroup") / name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            size = min(size, int(text))
+    return size
+
+
+pool = MemoryPool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=pool.after_fork)

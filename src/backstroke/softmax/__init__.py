@@ -1,0 +1,88 @@
+"""Gradients of softmax and log-softmax, from the forward *output*, along any axis.
+
+Arrays of one shape and one type (float32, float64, float16 or bfloat16) in, an array like them out. Sums run in
+float32 (float64 for float64) and 16-bit results are rounded once. `out=` may be the same array as an input. The bits do
+not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import arrays, memory
+from ..jit import compile as compiler
+from ..jit.launch import LIMIT, Launcher
+from ..jit.target import current
+from ..jit.threads import pool
+from ..jit.types import pointer, scalar
+from . import kernels
+
+_empty_like, _empty, _ndarray = np.empty_like, memory.pool.empty, np.ndarray
+
+
+class _Softmax:
+    """Runs one gradient along an axis."""
+
+    def __init__(self, term: Callable[..., Any], grad: Callable[..., Any]) -> None:
+        self._formulas = {"term": term, "grad": grad}
+        self._launcher = Launcher(rows=True, pieces=kernels.row_pieces)
+
+    def __call__(self, dy: Any, y: Any, axis: Any, out: Any) -> Any:
+        if type(dy) is _ndarray and (axis == -1 or axis == dy.ndim - 1) and type(axis) is int:
+            result = out
+            if result is None:
+                result = _empty_like(dy) if dy.size <= LIMIT else _empty(dy.shape, dy.dtype)
+            if self._launcher.call(dy, y, result):
+                return result
+        return self._check_and_run(dy, y, axis, out)
+
+    def _check_and_run(self, dy: Any, y: Any, axis: Any, out: Any) -> Any:
+        inputs = {"dy": arrays.floating("dy", dy), "y": arrays.floating("y", y)}
+        along = arrays.axis_of(axis, inputs["dy"].ndim)
+        order, (a, b), result, dense = arrays.arrange(inputs, out)
+        if a.size:
+            along = order.index(along)
+            outer, length, inner = math.prod(a.shape[:along]), a.shape[along], math.prod(a.shape[along + 1 :])
+            places = [arrays.address(each) for each in (a, b, dense)]
+            if inner == 1:
+                kernel = self._kernel(kernels.along_rows, a.dtype, sizes=2)
+                self._launcher.fill(a.dtype, kernel)
+                pool.run(kernel, kernel.pack(outer, length, *places), kernels.row_pieces(outer, length))
+            else:
+                kernel = self._kernel(kernels.across, a.dtype, sizes=3)
+                tiles = kernels.tiles(current().lanes(arrays.TYPES[a.dtype]), inner)
+                pool.run(kernel, kernel.pack(outer, length, inner, *places), outer * tiles)
+        return arrays.give(result, out, dy)
+
+    def _kernel(self, build: Callable[..., None], dtype: np.dtype, sizes: int) -> compiler.Function:
+        type = arrays.TYPES[dtype]
+        return compiler.kernel(build, *[scalar()] * sizes, *[pointer(type)] * 3, **self._formulas, type=type)
+
+
+_softmax_grad = _Softmax(kernels.softmax_term, kernels.softmax_grad)
+_log_softmax_grad = _Softmax(kernels.log_softmax_term, kernels.log_softmax_grad)
+
+
+def softmax_grad(dy: Any, y: Any, *, axis: int = -1, out: Any = None) -> Any:
+    """Gradient of softmax along `axis`, from its output y: `dx = y * (dy - sum(y * dy))`.
+
+    y is not checked to be probabilities. A NaN or an infinity in y or dy spoils its own slice along the axis and no
+    other. An axis of length 0 gives an empty array.
+    """
+    return _softmax_grad(dy, y, axis, out)
+
+
+def log_softmax_grad(dy: Any, y: Any, *, axis: int = -1, out: Any = None) -> Any:
+    """Gradient of log-softmax along `axis`, from its output y, the log-probabilities: `dx = dy - exp(y) * sum(dy)`.
+
+    y = -inf (probability 0) gives dx = dy where the sum is finite. A NaN or an infinity in dy spoils its own slice
+    along the axis and no other. An axis of length 0 gives an empty array.
+    """
+    return _log_softmax_grad(dy, y, axis, out)
+
+
+__all__ = ["log_softmax_grad", "softmax_grad"]

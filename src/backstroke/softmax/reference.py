@@ -1,0 +1,32 @@
+"""The softmax gradients in float64, by NumPy alone: the definition, and what the kernels are tested against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def _checked(dy: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(dy).astype(np.float64), np.asarray(y).astype(np.float64)
+
+
+def _given(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    if out is None:
+        return result
+    out[...] = result
+    return out
+
+
+def softmax_grad(dy: Any, y: Any, *, axis: int = -1, out: np.ndarray | None = None) -> np.ndarray:
+    """y (dy - sum(y dy))."""
+    dy, y = _checked(dy, y)
+    with np.errstate(all="ignore"):
+        return _given(y * (dy - np.sum(y * dy, axis=axis, keepdims=True)), out)
+
+
+def log_softmax_grad(dy: Any, y: Any, *, axis: int = -1, out: np.ndarray | None = None) -> np.ndarray:
+    """dy - exp(y) sum(dy), where y are the log-probabilities."""
+    dy, y = _checked(dy, y)
+    with np.errstate(all="ignore"):
+        return _given(dy - np.exp(y) * np.sum(dy, axis=axis, keepdims=True), out)
