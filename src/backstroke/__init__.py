@@ -1,0 +1,32 @@
+"""Backstroke: the backward pass of neural networks on CPUs, from Python.
+
+    import backstroke as bs
+    dx = bs.relu_grad(dy, x)
+
+Gradient kernels are Python functions, compiled to machine code for this CPU when they are first used.
+"""
+
+from . import reference
+from .activation import leaky_relu_grad, quick_gelu_grad, relu_grad, sigmoid_grad, tanh_grad
+from .errors import UnsupportedError
+from .machine import empty_cache, get_num_threads, info, set_memory_limit, set_num_threads
+from .softmax import log_softmax_grad, softmax_grad
+from .version import __version__
+
+__all__ = [
+    "UnsupportedError",
+    "__version__",
+    "empty_cache",
+    "get_num_threads",
+    "info",
+    "leaky_relu_grad",
+    "log_softmax_grad",
+    "quick_gelu_grad",
+    "reference",
+    "relu_grad",
+    "set_memory_limit",
+    "set_num_threads",
+    "sigmoid_grad",
+    "softmax_grad",
+    "tanh_grad",
+]

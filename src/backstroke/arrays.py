@@ -61,17 +61,21 @@ def axis_of(axis: Any, rank: int) -> int:
     return int(index + rank if index < 0 else index)
 
 
-def check_alike(**inputs: np.ndarray) -> None:
+def check_alike(inputs: dict[str, np.ndarray]) -> None:
     """All arrays must have the shape and type of the first."""
     (first, a), *others = inputs.items()
     for name, b in others:
         if b.dtype != a.dtype:
-            raise TypeError(f"{name} has type {_type_name(b.dtype)}, {first} has {_type_name(a.dtype)}; expected one type")
+            raise TypeError(
+                f"{name} has type {_type_name(b.dtype)}, {first} has {_type_name(a.dtype)}; expected one type"
+            )
         if b.shape != a.shape:
             raise ValueError(f"{name} has shape {b.shape}, {first} has {a.shape}; expected one shape")
 
 
-def check_out(out: Any, shape: Sequence[int], dtype: np.dtype, name: str = "out", **inputs: np.ndarray) -> np.ndarray:
+def check_out(
+    out: Any, shape: Sequence[int], dtype: np.dtype, inputs: dict[str, np.ndarray], name: str = "out"
+) -> np.ndarray:
     """`out` as an array that may be written: of that shape and type, aligned, and apart from the inputs.
 
     It may be the very same array as an input; it must not overlap one otherwise.
@@ -100,7 +104,7 @@ def overlaps(a: np.ndarray, b: np.ndarray) -> bool:
     if a.__array_interface__["data"][0] == b.__array_interface__["data"][0] and a.strides == b.strides:
         return a.shape != b.shape
     try:
-        return bool(np.shares_memory(a, b, max_work=100_000))
+        return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
@@ -119,7 +123,7 @@ def memory_order(*arrays: np.ndarray) -> tuple[int, ...] | None:
 
 def in_order(x: np.ndarray, order: Sequence[int]) -> np.ndarray:
     """`x` with its axes in that order, dense and aligned; copied only where it is not so already."""
-    turned = x.transpose(order)
+    turned: np.ndarray = x.transpose(order)
     if turned.flags.c_contiguous and turned.flags.aligned:
         return turned
     copy = memory.pool.empty(turned.shape, turned.dtype)
@@ -130,7 +134,8 @@ def in_order(x: np.ndarray, order: Sequence[int]) -> np.ndarray:
 def empty_in_order(shape: Sequence[int], dtype: np.dtype, order: Sequence[int]) -> np.ndarray:
     """A new array of that shape whose axes lie in memory in that order."""
     back = sorted(range(len(order)), key=order.__getitem__)
-    return memory.pool.empty(tuple(shape[axis] for axis in order), dtype).transpose(back)
+    dense: np.ndarray = memory.pool.empty(tuple(shape[axis] for axis in order), dtype).transpose(back)
+    return dense
 
 
 def arrange(
@@ -140,14 +145,14 @@ def arrange(
 
     -> (the order, the inputs in it, the result as the caller sees it, the result in the order).
     """
-    check_alike(**inputs)
+    check_alike(inputs)
     arrays = list(inputs.values())
     first = arrays[0]
     if out is None:
         order = memory_order(*arrays) or tuple(range(first.ndim))
         result = empty_in_order(first.shape, first.dtype, order)
     else:
-        result = check_out(out, first.shape, first.dtype, **inputs)
+        result = check_out(out, first.shape, first.dtype, inputs)
         own = memory_order(result)
         if own is None:
             raise ValueError("out is not contiguous; expected an array that lies densely in memory")

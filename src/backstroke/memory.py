@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from .jit.target import last_level_cache
+
 SMALLEST = 256 << 10  # below this, the C library's own recycling does as well
 _PAGE, _HUGE = 64 << 10, 2 << 20
 
@@ -59,7 +61,8 @@ class MemoryPool:
             return np.empty(shape, dtype)
         lease = self._lease_type(block.capacity).from_address(block.address)
         lease.block, lease.returned = block, self._returned
-        return np.ndarray(shape, dtype, buffer=lease)
+        result: np.ndarray = np.ndarray(shape, dtype, buffer=lease)
+        return result
 
     def _borrow(self, size: int) -> _Block | None:
         unit = _HUGE if size >= _HUGE else _PAGE
@@ -94,7 +97,9 @@ class MemoryPool:
         """Lease types are made by capacity; there are few capacities."""
         kind = self._lease_types.get(capacity)
         if kind is None:
-            kind = type("Lease", (ctypes.c_char * capacity,), {"__del__": _give_back, "__slots__": ("block", "returned")})
+            kind = type(
+                "Lease", (ctypes.c_char * capacity,), {"__del__": _give_back, "__slots__": ("block", "returned")}
+            )
             self._lease_types[capacity] = kind
         return kind
 
@@ -150,6 +155,11 @@ def memory_size() -> int:
         if text.isdecimal():
             size = min(size, int(text))
     return size
+
+
+def large_output(inputs: int) -> int:
+    """From how many bytes on an output, with so many inputs of its size, is better written past the caches."""
+    return last_level_cache() // (inputs + 1)
 
 
 pool = MemoryPool()

@@ -15,7 +15,6 @@ import numpy as np
 from .. import arrays, memory
 from ..jit import compile as compiler
 from ..jit.launch import LIMIT, Launcher
-from ..jit.target import last_level_cache
 from ..jit.threads import pool
 from ..jit.types import pointer, scalar
 from . import kernels
@@ -41,23 +40,22 @@ class _Elementwise:
     def _check_and_run(self, dy: Any, x: Any, out: Any, scalars: tuple[float, ...]) -> Any:
         inputs = {name: arrays.floating(name, a) for name, a in zip(self._names, (dy, x), strict=True)}
         _, (a, b), result, flat = arrays.arrange(inputs, out)
-        kernel, large_kernel, large = self._kernels(a.dtype)
-        if a.nbytes > large:
-            kernel = large_kernel
+        plain, streaming = self._kernels(a.dtype)
+        large = memory.large_output(inputs=2)
+        self._launcher.fill(a.dtype, plain, streaming, large)
+        kernel = streaming if a.nbytes > large else plain
         places = [arrays.address(each) for each in (a, b, flat)]
         pool.run(kernel, kernel.pack(a.size, *places, *scalars), kernels.pieces(a.size))
         return arrays.give(result, out, dy)
 
-    def _kernels(self, dtype: np.dtype) -> tuple[compiler.Function, compiler.Function, int]:
-        """The kernel for a type, the one for outputs too large for the caches, and what is too large in bytes."""
+    def _kernels(self, dtype: np.dtype) -> list[compiler.Function]:
+        """The kernel for a type, and the one for arrays too large for the caches."""
         type = arrays.TYPES[dtype]
         params = [scalar(), *[pointer(type)] * 3, *[scalar(type.compute)] * self._scalars]
-        plain, streaming = (
+        return [
             compiler.kernel(kernels.elementwise, *params, formula=self._formula, type=type, stream=stream)
             for stream in (False, True)
-        )
-        self._launcher.fill(dtype, plain, streaming, large=last_level_cache() // 2)
-        return plain, streaming, last_level_cache() // 2
+        ]
 
 
 _relu_grad = _Elementwise(kernels.relu_grad, "x")

@@ -2,8 +2,7 @@
 
 The vector is `lanes` neighbouring elements; there is no tile, for nothing is used twice. A piece is `CHUNK` elements,
 so what a thread gets depends on the problem alone, and no element knows its neighbours: the bits are the same for any
-number of threads. Where the output is larger than the caches, and the CPU gains by it, stores go past them; for that
-the first vector is a partial one that reaches up to the next aligned address of the output.
+number of threads. Where the arrays are larger than the caches, stores go past them (`stream`).
 """
 
 from __future__ import annotations
@@ -69,14 +68,7 @@ def elementwise(
     type: Type,
     stream: bool,
 ) -> None:
-    lanes = k.target.lanes(type)
-    head: Value | int = 0
-    if stream:
-        head = k.least((0 - dx.address & (lanes * type.bytes - 1)) // type.bytes, size)
-        with k.when(piece == 0):
-            at = k.some(0, head, lanes)
-            dx[at] = formula(dy[at], x[at], *scalars)
-    first = piece * CHUNK + head
-    for at in k.vectors(first, k.least(first + CHUNK, size), lanes=lanes, unroll=UNROLL):
-        align = lanes * type.bytes if stream and at.mask is None else 1
-        dx.store(at, formula(dy[at], x[at], *scalars), align=align, stream=stream)
+    first, lanes = piece * CHUNK, k.target.lanes(type)
+    last = k.least(first + CHUNK, size)
+    for at in k.vectors(first, last, lanes=lanes, unroll=UNROLL, align=dx if stream else None):
+        dx.store(at, formula(dy[at], x[at], *scalars), stream=stream)

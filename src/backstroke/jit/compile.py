@@ -53,7 +53,7 @@ class Function:
 
 
 def function(
-    build: Callable[..., None], *params: Param, returns: Type | None = None, wrap: bool = False, **constants: Hashable
+    build: Callable[..., None], *params: Param, returns: Type | None = None, wrap: bool = False, **constants: Any
 ) -> Function:
     """The compiled form of `build(k, *params, **constants)`, made at most once for each target.
 
@@ -70,7 +70,7 @@ def function(
     return known
 
 
-def kernel(build: Callable[..., None], *params: Param, **constants: Hashable) -> Function:
+def kernel(build: Callable[..., None], *params: Param, **constants: Any) -> Function:
     """A kernel: see `function`."""
     return function(build, *params, wrap=True, **constants)
 
@@ -80,13 +80,17 @@ def emit_ir(target: Target, build: Callable[..., None], *params: Param, wrap: bo
     return _trace("kernel", target, build, params, None, wrap, constants)
 
 
-def emit_assembly(target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any) -> str:
+def emit_assembly(
+    target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any
+) -> str:
     """The assembly of a kernel, for any target that LLVM knows."""
     machine, module = _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants))
     return str(machine.emit_assembly(module))
 
 
-def emit_object(target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any) -> bytes:
+def emit_object(
+    target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any
+) -> bytes:
     """The object code of a kernel, for any target that LLVM knows."""
     machine, module = _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants))
     return bytes(machine.emit_object(module))
@@ -154,8 +158,8 @@ def _trace(
         build(k, *k.arguments, **constants)
         return k.finish()
     k = Trace(target, name, (pointer(i64), scalar(i64)))
-    arguments, piece = k.arguments
-    build(k, piece, *(k.argument(arguments, i, param) for i, param in enumerate(params)), **constants)
+    block, piece = k.arguments
+    build(k, piece, *(k.argument(block, i, param) for i, param in enumerate(params)), **constants)
     return k.finish()
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import llvmlite.ir as ir
 
-from .types import Type, bf16, f16, f32, i16, i32
+from .types import Type, bf16, f16, f32, i16, i32, mask
 
 if TYPE_CHECKING:
-    from .trace import Trace, Value
+    from .trace import Trace
+    from .values import Value
 
 
 def widen(k: Trace, x: Value) -> Value:
@@ -37,25 +38,20 @@ def _float32_to_bfloat16(k: Trace, x: Value) -> Value:
     if x.lanes != 16 or not k.target.has_bfloat16:
         return _float32_to_bfloat16_by_integers(k, x)
     # The instruction takes subnormal numbers for zeros; they are rare enough to be worth a branch, not a blend.
-    result = k.var(_float32_to_bfloat16_by_instruction(k, x))
-    test = k.intrinsic("x86.avx512.fpclass.ps.512", _MASK16, [x.ir, ir.IntType(32)(0x20)])
-    with k.when(k.any(_mask(k, test))):
+    rounded = k.intrinsic("x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_BFloat(), 16), [x.ir])
+    result = k.var(k.wrap(k.builder.bitcast(rounded, ir.VectorType(ir.IntType(16), 16)), bf16, 16))
+    subnormal = ir.IntType(32)(0x20)
+    found = k.intrinsic("x86.avx512.fpclass.ps.512", ir.VectorType(ir.IntType(1), 16), [x.ir, subnormal])
+    with k.when(k.any(k.wrap(found, mask, 16))):
         result.set(_float32_to_bfloat16_by_integers(k, x))
     return result.read()
-
-
-def _float32_to_bfloat16_by_instruction(k: Trace, x: Value) -> Value:
-    from .trace import Value
-
-    rounded = k.intrinsic("x86.avx512bf16.cvtneps2bf16.512", _BFLOAT16, [x.ir])
-    return Value(k, k.builder.bitcast(rounded, ir.VectorType(ir.IntType(16), 16)), bf16, 16)
 
 
 def _float32_to_bfloat16_by_integers(k: Trace, x: Value) -> Value:
     bits = k.bits(i32, x)
     rounded = bits + 0x7FFF + (k.shift_right(bits, 16) & 1)
     quiet = bits | 0x400000  # a NaN whose upper half is all zeros would round to an infinity
-    return _as(k, bf16, k.to(i16, k.shift_right(k.where(x == x, rounded, quiet), 16)))
+    return k.bits(bf16, k.to(i16, k.shift_right(k.where(x == x, rounded, quiet), 16)))
 
 
 def _float32_to_float16(k: Trace, x: Value) -> Value:
@@ -66,7 +62,7 @@ def _float32_to_float16(k: Trace, x: Value) -> Value:
     normal = k.shift_right(size - (112 << 23) + 0xFFF + (k.shift_right(size, 13) & 1), 13)
     finite = k.where(size < (113 << 23), small, normal)
     result = k.where(size >= (143 << 23), k.where(size > 0x7F800000, 0x7E00 + (size & 0), 0x7C00), finite)
-    return _as(k, f16, k.to(i16, result | sign))
+    return k.bits(f16, k.to(i16, result | sign))
 
 
 def _float16_to_float32(k: Trace, x: Value) -> Value:
@@ -79,12 +75,7 @@ def _float16_to_float32(k: Trace, x: Value) -> Value:
     return k.bits(f32, k.bits(i32, value) | ((raw & 0x8000) << 16))
 
 
-def _as(k: Trace, stored: Type, raw: Value) -> Value:
-    """16-bit integers as what memory holds."""
-    return k.bits(stored, raw)
-
-
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite's IR lacks; it occurs only as the result of the conversion instruction."""
 
     def _to_string(self) -> str:
@@ -95,14 +86,3 @@ class _BFloat(ir.Type):
 
     def __hash__(self) -> int:
         return hash(_BFloat)
-
-
-_BFLOAT16 = ir.VectorType(_BFloat(), 16)
-_MASK16 = ir.VectorType(ir.IntType(1), 16)
-
-
-def _mask(k: Trace, raw: ir.Value) -> Value:
-    from .trace import Value
-    from .types import mask
-
-    return Value(k, raw, mask, 16)

@@ -7,12 +7,12 @@ from typing import Any
 import llvmlite.ir as ir
 import numpy as np
 
-from .trace import Trace, Value, Var, _Arithmetic
+from .trace import Operand, Trace, Value
 from .types import f32, i32, i64
 
 
 def _trace(*operands: Any) -> Trace | None:
-    return next((x.k for x in operands if isinstance(x, _Arithmetic)), None)
+    return next((x.k for x in operands if isinstance(x, Operand)), None)
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
@@ -49,7 +49,11 @@ def _exp(k: Trace, x: Value) -> Value:
     single = x.type is f32
     integers, fraction, bias = (i32, 23, 127) if single else (i64, 52, 1023)
     top, bottom = (89.0, -104.0) if single else (710.0, -746.0)
-    high, low = (0.693359375, -2.121944400546905827679e-4) if single else (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+    high, low = (
+        (0.693359375, -2.121944400546905827679e-4)
+        if single
+        else (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+    )
     terms = 7 if single else 13
 
     x = k.where(x > top, top, k.where(x < bottom, bottom, x))
@@ -81,4 +85,4 @@ def _scale_by_instruction(k: Trace, x: Value, n: Value) -> Value:
     return Value(k, k.intrinsic(name, x.ir.type, [x.ir, n.ir, x.ir, every, nearest]), x.type, x.lanes)
 
 
-__all__ = ["Value", "Var", "exp", "fma", "largest", "where"]
+__all__ = ["exp", "fma", "largest", "where"]

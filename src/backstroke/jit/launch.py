@@ -166,7 +166,7 @@ class Launcher:
     """
 
     def __init__(self, *, pieces: Callable[..., Any], inputs: int = 2, scalars: int = 0, rows: bool = False) -> None:
-        self._shape = {"inputs": inputs, "scalars": scalars, "rows": rows, "pieces": pieces}
+        self._shape: dict[str, Any] = {"inputs": inputs, "scalars": scalars, "rows": rows, "pieces": pieces}
         self._table: np.ndarray | None = None
         self.call: Callable[..., bool] = _never
         _launchers.append(self)
@@ -191,8 +191,12 @@ class Launcher:
         code = compiler.function(launch, pointer(i64), pointer(i64), scalar(), returns=i64, **self._shape)
         table = np.zeros(_ENTRIES + _ENTRY_WORDS * _ENTRY_COUNT, np.int64)
         table[[_ARRAY, _FLOAT]] = id(np.ndarray), id(float)
-        for slot, name in ((_ANSWER, "PyBool_FromLong"), (_UNLOCK, "PyEval_SaveThread"), (_LOCK, "PyEval_RestoreThread")):
-            table[slot] = ctypes.cast(ctypes.pythonapi[name], ctypes.c_void_p).value
+        for slot, name in (
+            (_ANSWER, "PyBool_FromLong"),
+            (_UNLOCK, "PyEval_SaveThread"),
+            (_LOCK, "PyEval_RestoreThread"),
+        ):
+            table[slot] = ctypes.cast(ctypes.pythonapi[name], ctypes.c_void_p).value or 0
         method = _Method(b"launch", code.address, _METH_FASTCALL, None)
         new = ctypes.pythonapi["PyCFunction_NewEx"]
         new.argtypes, new.restype = [ctypes.POINTER(_Method), ctypes.py_object, ctypes.c_void_p], ctypes.py_object

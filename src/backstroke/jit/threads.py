@@ -269,7 +269,7 @@ class Pool:
         memory = (ctypes.c_int64 * (_STATE_WORDS + _LINE))()
         state = (ctypes.c_int64 * _STATE_WORDS).from_buffer(memory, -ctypes.addressof(memory) % 64)
         compiler.keep(state)
-        state[_WAIT : _WHO + 1] = waiting.calls() or (0,) * 5
+        state[_WAIT : _WHO + 1] = list(waiting.calls() or (0,) * 5)
         for cpu in waiting.allowed_cpus():
             state[_CPUS + cpu // 64] |= (1 << cpu % 64) - (1 << 64 if cpu % 64 == 63 else 0)
         self._state = state

@@ -17,230 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Union
+from typing import Any
 
 import llvmlite.ir as ir
 
-from . import convert, types
 from .target import Target
-from .types import Param, Type, f32, f64, i16, i32, i64, mask
+from .types import Param, Type, f32, f64, i32, i64, mask
+from .values import INT32, Lanes, Number, Operand, Pointer, TraceError, Value, Var, shaped, storage
 
-Number = Union["Value", "Var", int, float]
-
-_INT32 = ir.IntType(32)
-_FLOATS = {16: ir.HalfType(), 32: ir.FloatType(), 64: ir.DoubleType()}
 _ARITHMETIC = {  # operator -> (on floats, on integers and masks)
     "+": ("fadd", "add"), "-": ("fsub", "sub"), "*": ("fmul", "mul"), "/": ("fdiv", None), "//": (None, "sdiv"),
     "%": (None, "srem"), "<<": (None, "shl"), ">>": (None, "ashr"), "&": (None, "and_"), "|": (None, "or_"),
     "^": (None, "xor"),
 }  # fmt: skip
-
-
-class TraceError(Exception):
-    """A kernel's Python code asked for what cannot be machine code."""
-
-
-def storage(type: Type) -> ir.Type:
-    """LLVM's type of an element in memory; bfloat16, which llvmlite's IR does not know, is a 16-bit integer."""
-    return _FLOATS[type.bits] if type.kind == "f" else ir.IntType(type.bits)
-
-
-def shaped(type: Type, lanes: int) -> ir.Type:
-    """LLVM's type of `lanes` elements."""
-    return storage(type) if lanes == 1 else ir.VectorType(storage(type), lanes)
-
-
-class _Arithmetic:
-    """The operators of values and variables."""
-
-    k: Trace
-    type: Type
-    lanes: int
-
-    def read(self) -> Value:
-        raise NotImplementedError
-
-    def __add__(self, other: Number) -> Value:
-        return self.k.arithmetic("+", self, other)
-
-    def __radd__(self, other: Number) -> Value:
-        return self.k.arithmetic("+", other, self)
-
-    def __sub__(self, other: Number) -> Value:
-        return self.k.arithmetic("-", self, other)
-
-    def __rsub__(self, other: Number) -> Value:
-        return self.k.arithmetic("-", other, self)
-
-    def __mul__(self, other: Number) -> Value:
-        return self.k.arithmetic("*", self, other)
-
-    def __rmul__(self, other: Number) -> Value:
-        return self.k.arithmetic("*", other, self)
-
-    def __truediv__(self, other: Number) -> Value:
-        return self.k.arithmetic("/", self, other)
-
-    def __rtruediv__(self, other: Number) -> Value:
-        return self.k.arithmetic("/", other, self)
-
-    def __floordiv__(self, other: Number) -> Value:
-        return self.k.arithmetic("//", self, other)
-
-    def __rfloordiv__(self, other: Number) -> Value:
-        return self.k.arithmetic("//", other, self)
-
-    def __mod__(self, other: Number) -> Value:
-        return self.k.arithmetic("%", self, other)
-
-    def __lshift__(self, other: Number) -> Value:
-        return self.k.arithmetic("<<", self, other)
-
-    def __rshift__(self, other: Number) -> Value:
-        return self.k.arithmetic(">>", self, other)
-
-    def __and__(self, other: Number) -> Value:
-        return self.k.arithmetic("&", self, other)
-
-    def __or__(self, other: Number) -> Value:
-        return self.k.arithmetic("|", self, other)
-
-    def __xor__(self, other: Number) -> Value:
-        return self.k.arithmetic("^", self, other)
-
-    def __neg__(self) -> Value:
-        value = self.read()
-        return value if value.type.kind == "m" else self.k.negative(value)
-
-    def __lt__(self, other: Number) -> Value:
-        return self.k.compare("<", self, other)
-
-    def __le__(self, other: Number) -> Value:
-        return self.k.compare("<=", self, other)
-
-    def __gt__(self, other: Number) -> Value:
-        return self.k.compare(">", self, other)
-
-    def __ge__(self, other: Number) -> Value:
-        return self.k.compare(">=", self, other)
-
-    def __eq__(self, other: object) -> Value:  # type: ignore[override]
-        return self.k.compare("==", self, other)  # type: ignore[arg-type]
-
-    def __ne__(self, other: object) -> Value:  # type: ignore[override]
-        return self.k.compare("!=", self, other)  # type: ignore[arg-type]
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __bool__(self) -> bool:
-        raise TraceError("a value has no truth while tracing: use k.where(...) or k.when(...)")
-
-
-class Value(_Arithmetic):
-    """A number, or a vector of `lanes` numbers, that is known when the kernel runs."""
-
-    __slots__ = ("ir", "k", "lanes", "type")
-
-    def __init__(self, k: Trace, value: ir.Value, type: Type, lanes: int = 1) -> None:
-        self.k, self.ir, self.type, self.lanes = k, value, type, lanes
-
-    def read(self) -> Value:
-        return self
-
-    def __repr__(self) -> str:
-        return f"Value({self.type}{f' x {self.lanes}' if self.lanes > 1 else ''})"
-
-
-class Var(_Arithmetic):
-    """A value that changes: `total = k.var(0.0)`, then `total += x` or `total.set(x)`. It lives in a register."""
-
-    __slots__ = ("k", "lanes", "slot", "type")
-
-    def __init__(self, k: Trace, start: Value) -> None:
-        self.k, self.type, self.lanes = k, start.type, start.lanes
-        with k.builder.goto_entry_block():
-            self.slot = k.builder.alloca(shaped(start.type, start.lanes))
-        self.set(start)
-
-    def read(self) -> Value:
-        return Value(self.k, self.k.builder.load(self.slot, typ=shaped(self.type, self.lanes)), self.type, self.lanes)
-
-    def set(self, value: Number) -> None:
-        """Change the variable."""
-        self.k.builder.store(self.k.value(value, self.type, self.lanes).ir, self.slot)
-
-    def __iadd__(self, other: Number) -> Var:
-        self.set(self + other)
-        return self
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """`count` neighbouring elements from `start` on; under `mask` where not all of them exist."""
-
-    start: Value | int
-    count: int
-    mask: Value | None = None
-
-    def __add__(self, offset: Value | int) -> Lanes:
-        return replace(self, start=self.start + offset)
-
-    __radd__ = __add__
-
-
-Index = Union[Lanes, Value, int]
-
-
-class Pointer:
-    """An array of elements of `type` in memory. `p[i]` is an element, `p[lanes]` a vector, both of the compute type."""
-
-    __slots__ = ("ir", "k", "type")
-
-    def __init__(self, k: Trace, address: ir.Value, type: Type) -> None:
-        self.k, self.ir, self.type = k, address, type
-
-    def at(self, index: Value | int) -> Pointer:
-        """The array that starts `index` elements further on."""
-        if isinstance(index, int) and index == 0:
-            return self
-        place = self.k.builder.gep(self.ir, [self.k.value(index, i64).ir], source_etype=storage(self.type))
-        return Pointer(self.k, place, self.type)
-
-    def __getitem__(self, index: Index) -> Value:
-        return self.load(index)
-
-    def __setitem__(self, index: Index, value: Number) -> None:
-        self.store(index, value)
-
-    def load(self, index: Index, *, align: int = 1) -> Value:
-        """The element, or the vector (zero where its mask is off), in the compute type; `align` in bytes."""
-        at = index if isinstance(index, Lanes) else Lanes(index, 1)
-        k, place, type = self.k, self.at(at.start).ir, shaped(self.type, at.count)
-        if at.mask is None:
-            raw = k.builder.load(place, typ=type, align=align)
-        else:
-            zero = ir.Constant(type, None)
-            raw = k.intrinsic("masked.load", type, [place, _INT32(align), at.mask.ir, zero], suffix=[type, place.type])
-        return convert.widen(k, Value(k, raw, self.type, at.count))
-
-    def store(self, index: Index, value: Number, *, align: int = 1, stream: bool = False) -> None:
-        """Store an element or a vector, rounded to the type in memory; `stream` goes past the caches."""
-        at = index if isinstance(index, Lanes) else Lanes(index, 1)
-        k, place = self.k, self.at(at.start).ir
-        rounded = convert.narrow(k, k.value(value, self.type.compute, at.count), self.type)
-        if at.mask is not None:
-            arguments = [rounded.ir, place, _INT32(align), at.mask.ir]
-            k.intrinsic("masked.store", ir.VoidType(), arguments, suffix=[rounded.ir.type, place.type])
-            return
-        store = k.builder.store(rounded.ir, place, align=align)
-        if stream:
-            store.set_metadata("nontemporal", k.module.add_metadata([_INT32(1)]))
-
-    @property
-    def address(self) -> Value:
-        """The address as an integer."""
-        return Value(self.k, self.k.builder.ptrtoint(self.ir, storage(i64)), i64)
 
 
 class Trace:
@@ -263,7 +52,7 @@ class Trace:
     def _argument(self, raw: ir.Value, param: Param) -> Value | Pointer:
         return Pointer(self, raw, param.type) if param.pointer else Value(self, raw, param.type)
 
-    def argument(self, block: Pointer, index: int, param: Param) -> Value | Pointer:
+    def argument(self, block: Any, index: int, param: Param) -> Value | Pointer:
         """One argument of a kernel, out of the block of eight-byte slots."""
         if param.pointer:
             return self.dereference(block.load(index, align=8), param.type)
@@ -281,9 +70,13 @@ class Trace:
 
     # ---- values ----------------------------------------------------------------------------------------------------
 
+    def wrap(self, raw: ir.Value, type: Type, lanes: int = 1) -> Value:
+        """What llvmlite's builder made, as a value."""
+        return Value(self, raw, type, lanes)
+
     def value(self, x: Number, type: Type, lanes: int = 1) -> Value:
         """`x` as a value of that type: numbers become constants, scalars are spread over the lanes."""
-        if isinstance(x, _Arithmetic):
+        if isinstance(x, Operand):
             value = x.read()
             if value.type is not type:
                 raise TraceError(f"{value!r} where {type} is wanted: convert with k.to(...)")
@@ -299,13 +92,13 @@ class Trace:
         if x.lanes != 1:
             raise TraceError(f"{x!r} where {lanes} lanes are wanted")
         undefined = ir.Constant(shaped(x.type, lanes), ir.Undefined)
-        first = self.builder.insert_element(undefined, x.ir, _INT32(0))
-        zeros = ir.Constant(ir.VectorType(_INT32, lanes), [0] * lanes)
+        first = self.builder.insert_element(undefined, x.ir, INT32(0))
+        zeros = ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes)
         return Value(self, self.builder.shuffle_vector(first, undefined, zeros), x.type, lanes)
 
     def alike(self, *values: Number) -> list[Value]:
         """The values in one common shape; plain numbers take the type of their company."""
-        known = [x.read() for x in values if isinstance(x, _Arithmetic)]
+        known = [x.read() for x in values if isinstance(x, Operand)]
         if not known:
             raise TraceError("no traced value among the operands")
         lanes = max(x.lanes for x in known)
@@ -335,7 +128,9 @@ class Trace:
 
     def where(self, condition: Value, a: Number, b: Number) -> Value:
         """`a` where the condition holds, else `b`: both are computed."""
-        x, y = self.alike(a, b) if condition.lanes == 1 else self.alike(a, b, condition_lanes(a, b, condition))[:2]
+        x, y = self.alike(a, b)
+        if condition.lanes > x.lanes:
+            x, y = (self.spread(v, condition.lanes) for v in (x, y))
         return Value(self, self.builder.select(condition.ir, x.ir, y.ir), x.type, x.lanes)
 
     def no(self, condition: Value) -> Value:
@@ -421,13 +216,13 @@ class Trace:
     def shuffle(self, a: Value, b: Value | None, picks: Sequence[int]) -> Value:
         """A vector of constant picks: 0 to n-1 from `a`, n to 2n-1 from `b`."""
         other = a.ir if b is None else b.ir
-        order = ir.Constant(ir.VectorType(_INT32, len(picks)), list(picks))
+        order = ir.Constant(ir.VectorType(INT32, len(picks)), list(picks))
         raw = self.builder.shuffle_vector(a.ir, other, order)
         return Value(self, raw, a.type, len(picks)) if len(picks) > 1 else self.lane(Value(self, raw, a.type, 2), 0)
 
     def lane(self, x: Value, index: int) -> Value:
         """One lane as a scalar."""
-        return Value(self, self.builder.extract_element(x.ir, _INT32(index)), x.type)
+        return Value(self, self.builder.extract_element(x.ir, INT32(index)), x.type)
 
     def sum(self, x: Value | Var) -> Value:
         """The sum of the lanes, by halves: always in the same order."""
@@ -448,7 +243,7 @@ class Trace:
 
     def var(self, start: Value | Var | float, type: Type = f32, lanes: int = 1) -> Var:
         """A variable. A plain number as start takes `type` and `lanes`."""
-        if isinstance(start, _Arithmetic):
+        if isinstance(start, Operand):
             start = start.read()
             return Var(self, start if lanes == 1 else self.value(start, start.type, lanes))
         return Var(self, self.value(start, type, lanes))
@@ -456,7 +251,7 @@ class Trace:
     def stack(self, type: Type, count: int, align: int = 64) -> Pointer:
         """`count` elements of scratch memory on the stack of the running thread."""
         with self.builder.goto_entry_block():
-            slot = self.builder.alloca(storage(type), size=_INT32(count))
+            slot = self.builder.alloca(storage(type), size=INT32(count))
             slot.align = align
         return Pointer(self, slot, type)
 
@@ -465,7 +260,7 @@ class Trace:
         if stop is None:
             start, stop = 0, start
         surely = isinstance(start, int) and isinstance(stop, int)
-        if surely and start >= stop:  # type: ignore[operator]
+        if surely and start >= stop:
             return
         first, last = self.value(start, i64), self.value(stop, i64)
         body, after = self.function.append_basic_block("loop"), self.function.append_basic_block("after")
@@ -485,19 +280,34 @@ class Trace:
         self.builder.cbranch(self.builder.icmp_signed("<", following, last.ir), body, after)
         self.builder.position_at_end(after)
 
-    def vectors(self, start: Value | int, stop: Value | int | None = None, *, lanes: int, unroll: int = 1) -> Iterator[Lanes]:
+    def vectors(
+        self,
+        start: Value | int,
+        stop: Value | int | None = None,
+        *,
+        lanes: int,
+        unroll: int = 1,
+        align: Pointer | None = None,
+    ) -> Iterator[Lanes]:
         """The elements of a range in vectors of `lanes`: whole ones, `unroll` per turn, then the tail under a mask.
 
         The body is traced `unroll` times for the main loop, then once for the vectors left over and once for the tail.
+        With `align`, a partial vector comes first, such that the whole ones are aligned in that array.
         """
         if stop is None:
             start, stop = 0, start
         at: Value | int = start
+        if align is not None:
+            size = lanes * align.type.bytes
+            short = ((0 - align.at(start).address) & (size - 1)) // align.type.bytes
+            at = self.most(start, self.least(start + short, stop))
+            with self.when(self.value(start, i64) < at):
+                yield self.some(start, at - start, lanes)
         for turn in (unroll, 1) if unroll > 1 else (1,):
             end = at + (stop - at) // (turn * lanes) * (turn * lanes)
             for i in self.range(at, end, turn * lanes):
                 for j in range(turn):
-                    yield Lanes(i + j * lanes if j else i, lanes)
+                    yield Lanes(i + j * lanes if j else i, lanes, aligned=align or False)
             at = end
         if isinstance(at, int) and isinstance(stop, int):
             if at < stop:
@@ -572,18 +382,24 @@ class Trace:
         both = self.builder.cmpxchg(p.ir, olds, news, "seq_cst", "seq_cst")
         return Value(self, self.builder.extract_value(both, 1), mask)
 
+    def load_float_environment(self, word: Pointer) -> None:
+        """Set rounding and the treatment of subnormal numbers (x86)."""
+        self.intrinsic("x86.sse.ldmxcsr", ir.VoidType(), [word.ir])
+
     def default_float_environment(self) -> Callable[[], None]:
         """Round to nearest and keep subnormal numbers from here on; what is returned puts back the caller's way."""
         if not self.target.is_x86:
             return lambda: None
-        before, ours = self.stack(types.i32, 1), self.stack(types.i32, 1)
+        before, ours = self.stack(i32, 1), self.stack(i32, 1)
         ours[0] = 0x1F80
         self.intrinsic("x86.sse.stmxcsr", ir.VoidType(), [before.ir])
-        self.intrinsic("x86.sse.ldmxcsr", ir.VoidType(), [ours.ir])
-        return lambda: void(self.intrinsic("x86.sse.ldmxcsr", ir.VoidType(), [before.ir]))
+        self.load_float_environment(ours)
+        return lambda: self.load_float_environment(before)
 
-    def call(self, address: Value, *arguments: Value | Pointer, returns: Type | None = None, variadic: int = 0) -> Value:
-        """Call a C function by its address; `variadic` is how many arguments its prototype names, where it has `...`."""
+    def call(
+        self, address: Value, *arguments: Value | Pointer, returns: Type | None = None, variadic: int = 0
+    ) -> Value:
+        """Call a C function by its address; `variadic` is how many arguments its prototype names before `...`."""
         types = [a.ir.type for a in arguments]
         result = storage(returns) if returns else ir.VoidType()
         prototype = ir.FunctionType(result, types[:variadic] or types, var_arg=bool(variadic))
@@ -603,16 +419,6 @@ class _Callee:
         return str(self.address.get_reference())
 
 
-def void(_: object) -> None:
-    """Nothing."""
-
-
-def condition_lanes(a: Number, b: Number, condition: Value) -> Value:
-    """A zero as wide as the condition, so that scalars chosen by a vector mask are spread."""
-    typed: Any = next(x for x in (a, b) if isinstance(x, _Arithmetic))
-    return condition.k.value(0, typed.type, condition.lanes)
-
-
 def _mangle(type: ir.Type) -> str:
     if isinstance(type, ir.VectorType):
         return f"v{type.count}{_mangle(type.element)}"
@@ -623,4 +429,4 @@ def _mangle(type: ir.Type) -> str:
     return {"half": "f16", "float": "f32", "double": "f64", "bfloat": "bf16"}[str(type)]
 
 
-__all__ = ["Lanes", "Number", "Pointer", "Trace", "TraceError", "Value", "Var", "f32", "f64", "i16", "i32", "i64"]
+__all__ = ["Lanes", "Number", "Operand", "Pointer", "Trace", "TraceError", "Value", "Var"]

@@ -49,18 +49,27 @@ class _Softmax:
             outer, length, inner = math.prod(a.shape[:along]), a.shape[along], math.prod(a.shape[along + 1 :])
             places = [arrays.address(each) for each in (a, b, dense)]
             if inner == 1:
-                kernel = self._kernel(kernels.along_rows, a.dtype, sizes=2)
-                self._launcher.fill(a.dtype, kernel)
+                plain, streaming = (
+                    self._kernel(kernels.along_rows, a.dtype, sizes=2, stream=stream) for stream in (False, True)
+                )
+                self._launcher.fill(a.dtype, plain, streaming, large=memory.large_output(inputs=2))
+                kernel = streaming if a.nbytes > memory.large_output(inputs=2) else plain
                 pool.run(kernel, kernel.pack(outer, length, *places), kernels.row_pieces(outer, length))
             else:
-                kernel = self._kernel(kernels.across, a.dtype, sizes=3)
-                tiles = kernels.tiles(current().lanes(arrays.TYPES[a.dtype]), inner)
-                pool.run(kernel, kernel.pack(outer, length, inner, *places), outer * tiles)
+                vector = current().vector_bytes
+                lanes = current().lanes(arrays.TYPES[a.dtype])
+                tile = kernels.tile_of(inner, lanes)
+                aligned = places[2] % vector == 0 and inner * a.itemsize % vector == 0
+                stream = aligned and a.nbytes > memory.large_output(inputs=2)
+                kernel = self._kernel(kernels.across, a.dtype, sizes=2, tile=tile, stream=stream)
+                pieces = outer * kernels.tiles(inner, tile * lanes)
+                pool.run(kernel, kernel.pack(length, inner, *places), pieces)
         return arrays.give(result, out, dy)
 
-    def _kernel(self, build: Callable[..., None], dtype: np.dtype, sizes: int) -> compiler.Function:
+    def _kernel(self, build: Callable[..., None], dtype: np.dtype, sizes: int, **options: int) -> compiler.Function:
         type = arrays.TYPES[dtype]
-        return compiler.kernel(build, *[scalar()] * sizes, *[pointer(type)] * 3, **self._formulas, type=type)
+        params = [*[scalar()] * sizes, *[pointer(type)] * 3]
+        return compiler.kernel(build, *params, **self._formulas, type=type, **options)
 
 
 _softmax_grad = _Softmax(kernels.softmax_term, kernels.softmax_grad)

@@ -1,0 +1,1 @@
+"""Other systems' names, inputs, attributes and defaults for our functions: tables and renaming, no mathematics."""

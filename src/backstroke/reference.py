@@ -1,0 +1,17 @@
+"""The reference twins: every gradient under its own name, in float64, by NumPy alone, written to be read.
+
+They are the specification of the kernels and what the tests compare them with. They check little and are slow.
+"""
+
+from .activation.reference import leaky_relu_grad, quick_gelu_grad, relu_grad, sigmoid_grad, tanh_grad
+from .softmax.reference import log_softmax_grad, softmax_grad
+
+__all__ = [
+    "leaky_relu_grad",
+    "log_softmax_grad",
+    "quick_gelu_grad",
+    "relu_grad",
+    "sigmoid_grad",
+    "softmax_grad",
+    "tanh_grad",
+]
