@@ -12,8 +12,9 @@ import ctypes
 import mmap
 import os
 from collections import OrderedDict, deque
+from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ class _Block:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         spare = _HUGE if capacity >= _HUGE else 0
-        self.map = mmap.mmap(-1, capacity + spare)
+        # A private mapping, or a forked child would write into its parent's arrays; Windows knows no other.
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self.map = mmap.mmap(-1, capacity + spare, **flags)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self.address = start + (-start % _HUGE if spare else 0)
         if spare and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -44,7 +47,8 @@ class MemoryPool:
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
-        self._lock = Lock()
+        # A signal handler or a finalizer may come back here in the middle of any method.
+        self._lock = RLock()
         self._idle: OrderedDict[int, _Block] = OrderedDict()  # by address, the longest idle first
         # A lease may die anywhere, also while the lock is held: it only drops its block here.
         self._returned: deque[_Block] = deque()
@@ -68,30 +72,34 @@ class MemoryPool:
         unit = _HUGE if size >= _HUGE else _PAGE
         capacity = -(-size // unit) * unit
         with self._lock:
+            if capacity > self.limit:
+                return None
             self._collect()
-            for address in reversed(self._idle):
-                if capacity <= self._idle[address].capacity <= capacity + capacity // 4:
+            for address, idle in reversed(list(self._idle.items())):
+                if capacity <= idle.capacity <= capacity + capacity // 4 and address in self._idle:
                     return self._idle.pop(address)
             self._shrink(self.limit - capacity)
             if self._held + capacity > self.limit:
                 return None
-            try:
-                block = _Block(capacity)
-            except (OSError, OverflowError, ValueError):  # no room: let NumPy try, and say so in its words
-                return None
             self._held += capacity
-            return block
+            try:
+                return _Block(capacity)
+            except (OSError, OverflowError, ValueError):  # no room: let NumPy try, and say so in its words
+                self._held -= capacity
+                return None
 
     def _collect(self) -> None:
-        while self._returned:
-            block = self._returned.popleft()
-            self._idle[block.address] = block
+        with suppress(IndexError):
+            while True:
+                block = self._returned.popleft()
+                self._idle[block.address] = block
 
     def _shrink(self, limit: int) -> None:
         """Drop idle blocks until no more than `limit` bytes are held."""
-        while self._held > limit and self._idle:
-            _, block = self._idle.popitem(last=False)
-            self._held -= block.capacity
+        with suppress(KeyError):
+            while self._held > limit:
+                _, block = self._idle.popitem(last=False)
+                self._held -= block.capacity
 
     def _lease_type(self, capacity: int) -> type[Any]:
         """Lease types are made by capacity; there are few capacities."""
@@ -135,11 +143,13 @@ class MemoryPool:
 
     def after_fork(self) -> None:
         """In a child: the lock may have been held by a thread that is not here."""
-        self._lock = Lock()
+        self._lock = RLock()
 
 
 def _give_back(lease: Any) -> None:
-    lease.returned.append(lease.block)
+    block = getattr(lease, "block", None)
+    if block is not None:  # a copy of a lease has memory of its own
+        lease.returned.append(block)
 
 
 def memory_size() -> int:

@@ -50,10 +50,15 @@ def tanh_grad(dy: Any, y: Any) -> Any:
 
 
 def quick_gelu_grad(dy: Any, x: Any, alpha: Any) -> Any:
-    from ..jit.functions import exp, fma
+    from ..jit.functions import exact_product, exp_of_minus_abs, fma, where
 
-    s = 1 / (1 + exp(-(alpha * x)))
-    return dy * s * fma(alpha * x, 1 - s, 1.0)
+    # With z = alpha x and u = exp(-|z|), sigmoid(|z|) = 1 / (1 + u) and sigmoid(-|z|) = u / (1 + u): nothing overflows
+    # or cancels but the two terms of the derivative, which are added unrounded.
+    z, rest = exact_product(alpha, x)
+    u = exp_of_minus_abs(z, rest)
+    s = 1 / (1 + u)
+    dys = dy * s
+    return fma(dys * s, fma(z, u, rest * u), where(z > 0, dys, dys * u))
 
 
 def elementwise(

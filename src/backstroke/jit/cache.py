@@ -44,7 +44,7 @@ def read(key: bytes) -> bytes | None:
     if place is None:
         return None
     try:
-        _insist_private(os.lstat(place), place)
+        _insist_private(os.stat(place), place)
         return _whole(_bytes_of(place / _name(key)), key)
     except FileNotFoundError:
         return None
@@ -61,7 +61,7 @@ def write(key: bytes, image: bytes) -> None:
     temporary = None
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _insist_private(os.lstat(place), place)
+        _insist_private(os.stat(place), place)
         descriptor, temporary = tempfile.mkstemp(prefix=".new-", dir=place)  # mode 0600
         with os.fdopen(descriptor, "wb") as file:
             file.write(_HEADER.pack(_MAGIC, key, len(image), hashlib.sha256(image).digest()) + image)
@@ -97,7 +97,7 @@ def _insist_private(status: os.stat_result, path: Path) -> None:
         return
     if status.st_uid != os.geteuid():
         raise ValueError(f"{path.name} belongs to another user")
-    if not stat.S_ISLNK(status.st_mode) and status.st_mode & 0o022:
+    if status.st_mode & 0o022:
         raise ValueError(f"{path.name} can be written by others")
 
 

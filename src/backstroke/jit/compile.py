@@ -60,7 +60,8 @@ def function(
     With `wrap` the machine code is a kernel, `void (arguments*, piece)`: `build(k, piece, *params)` does one piece of
     the work, and its arguments lie in memory, eight bytes each, as `pack` lays them.
     """
-    key = (build, params, returns, wrap, *sorted(constants.items()), current())
+    options = ((word, _exactly(value)) for word, value in sorted(constants.items()))
+    key = (build, params, returns, wrap, *options, current())
     known = _compiled.get(key)
     if known is None:
         with _lock:
@@ -106,8 +107,8 @@ def _make(
     recipe = repr((build.__module__, build.__qualname__, params, returns, wrap))
     recipe += "".join(f";{word}={_describe(value)}" for word, value in sorted(constants.items()))
     text = None
-    if not build.__module__.startswith(f"{__package__.split('.')[0]}."):
-        # Foreign code has no fingerprint here: its IR speaks for it.
+    if not all(map(_fingerprinted, filter(callable, (build, *constants.values())))):
+        # Its IR speaks for it.
         text = recipe = _trace(name, goal, build, params, returns, wrap, constants)
     key = hashlib.sha256("\n".join((_fingerprint(), goal.key, name, recipe)).encode()).digest()
     image = cache.read(key)
@@ -130,7 +131,20 @@ def _make(
 
 def _describe(constant: Any) -> str:
     """A constant as text that is the same in every process."""
-    return f"{constant.__module__}.{constant.__qualname__}" if callable(constant) else repr(constant)
+    if callable(constant):
+        return f"{constant.__module__}.{getattr(constant, '__qualname__', type(constant).__qualname__)}"
+    return repr(constant)
+
+
+def _exactly(constant: Any) -> Hashable:
+    """A constant as a key: 1, 1.0 and True are equal, and 0.0 and -0.0, but the code made of them is not."""
+    return type(constant), repr(constant) if isinstance(constant, float) else constant
+
+
+def _fingerprinted(function: Callable[..., Any]) -> bool:
+    """Whether the name of a function tells its source: foreign ones, closures and lambdas have no fingerprint here."""
+    package = f"{__package__.split('.')[0]}."
+    return function.__module__.startswith(package) and getattr(function, "__qualname__", "<").isidentifier()
 
 
 @functools.cache
@@ -165,7 +179,12 @@ def _trace(
 
 def _optimised(target: Target, text: str) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
     with _lock:
-        module = llvm.parse_assembly(text, llvm.create_context())
+        try:
+            module = llvm.parse_assembly(text, llvm.create_context())
+        except RuntimeError as error:
+            from .values import TraceError
+
+            raise TraceError(f"LLVM refuses what was traced: {error}") from error
         machine = target.machine()
         options = llvm.create_pipeline_tuning_options(3)
         options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False

@@ -36,15 +36,30 @@ def largest(x: Any) -> float:
 def exp(x: Any) -> Any:
     """e to the power of x, at most 2 ulp from the true value; inf, 0 and NaN where they are due."""
     k = _trace(x)
-    return _exp(k, x.read()) if k else np.exp(x)
+    return _exp(k, x.read(), None) if k else np.exp(x)
 
 
-def _exp(k: Trace, x: Value) -> Value:
+def exact_product(a: Any, b: Any) -> tuple[Any, Any]:
+    """`a * b` rounded, and what rounding took off it."""
+    product = a * b
+    return product, fma(a, b, -product)
+
+
+def exp_of_minus_abs(x: Any, rest: Any) -> Any:
+    """e to the power of -|x + rest|, where `rest` is what rounding took off x; NaN where x is NaN."""
+    k = _trace(x)
+    if k is None:
+        return np.exp(-np.abs(x + rest))
+    return _exp(k, k.where(x > 0, -x, x), k.where(x > 0, -rest, rest))
+
+
+def _exp(k: Trace, x: Value, rest: Value | None) -> Value:
     """exp(x) = 2^n * exp(r) with x = n ln 2 + r and |r| <= ln(2)/2; exp(r) is its Taylor series, 2^n is made of bits.
 
     ln 2 is subtracted in two parts, the first so short that its product with n is exact. n is had by adding a number
     so large that the sum has no fraction left: no conversion that NaN could upset. 2^n goes on in two factors, so that
-    results below the normal numbers and just below infinity come out right.
+    results below the normal numbers and just below infinity come out right. With `rest`, a tiny number still to be
+    added to x, x is not positive.
     """
     single = x.type is f32
     integers, fraction, bias = (i32, 23, 127) if single else (i64, 52, 1023)
@@ -56,11 +71,15 @@ def _exp(k: Trace, x: Value) -> Value:
     )
     terms = 7 if single else 13
 
-    x = k.where(x > top, top, k.where(x < bottom, bottom, x))
+    x = k.where(x < bottom, bottom, x)
+    if rest is None:
+        x = k.where(x > top, top, x)
     magic = 1.5 * 2.0**fraction
     shifted = k.muladd(x, 1.4426950408889634, magic)
     n = shifted - magic
     r = k.muladd(n, -low, k.muladd(n, -high, x))
+    if rest is not None:
+        r = r + k.where(x > bottom, rest, 0.0)
 
     factorial = 1.0
     for i in range(1, terms + 1):
@@ -85,4 +104,4 @@ def _scale_by_instruction(k: Trace, x: Value, n: Value) -> Value:
     return Value(k, k.intrinsic(name, x.ir.type, [x.ir, n.ir, x.ir, every, nearest]), x.type, x.lanes)
 
 
-__all__ = ["exp", "fma", "largest", "where"]
+__all__ = ["exact_product", "exp", "exp_of_minus_abs", "fma", "largest", "where"]

@@ -173,7 +173,7 @@ class Launcher:
 
     def fill(self, dtype: np.dtype, kernel: Function, large_kernel: Function | None = None, large: int = 0) -> None:
         """From now on, arrays of `dtype` are for this kernel; those of more than `large` bytes for the other one."""
-        if not _headers_are_known():
+        if dtype is not np.dtype(dtype.type) or not _headers_are_known():  # a copy of a type would take an entry
             return
         if self._table is None:
             self._make()

@@ -63,7 +63,7 @@ class Target:
     @property
     def has_float16(self) -> bool:
         """Whether conversions between float16 and float32 are instructions."""
-        return not self.is_x86 or bool({"f16c", "avx512f"} & self.features)
+        return self.arch == "aarch64" or bool({"f16c", "avx512f"} & self.features)
 
     @property
     def has_bfloat16(self) -> bool:

@@ -226,7 +226,7 @@ class Pool:
 
     def _forget(self) -> None:
         """As new: also what a forked child does, for its parent's workers are not there."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come back here
         self._workers = 0
         self._state: ctypes.Array[ctypes.c_int64] | None = None
         self._entry: tuple[int, int] | None = None
@@ -287,9 +287,12 @@ class Pool:
             code = compiler.function(worker, pointer(i64), scalar())
             life = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address)
             compiler.keep(life)
-            for number in range(self._workers, wanted):
-                _thread.start_new_thread(life, (ctypes.addressof(self._state), number))
-            self._workers = wanted
+            try:
+                while self._workers < wanted:
+                    _thread.start_new_thread(life, (ctypes.addressof(self._state), self._workers))
+                    self._workers += 1
+            except RuntimeError:  # the system gives no more threads: those that there are will do
+                wanted = self._workers
         self._state[_STEER] = wanted > 0 and wanted < len(waiting.allowed_cpus())
         self._state[_ACTIVE] = wanted
 

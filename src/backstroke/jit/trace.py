@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import llvmlite.ir as ir
@@ -81,6 +82,10 @@ class Trace:
             if value.type is not type:
                 raise TraceError(f"{value!r} where {type} is wanted: convert with k.to(...)")
             return value if value.lanes == lanes else self.spread(value, lanes)
+        if not isinstance(x, Real):
+            raise TraceError(f"{x!r} where a number is wanted")
+        if type.kind == "b" or (type.kind != "f" and x % 1 != 0):
+            raise TraceError(f"{x!r} cannot be a constant of type {type}")
         number = float(x) if type.kind == "f" else int(x)
         constant = ir.Constant(storage(type), number)
         if lanes > 1:
@@ -109,7 +114,7 @@ class Trace:
         x, y = self.alike(a, b)
         on_floats, on_integers = _ARITHMETIC[operator]
         name = on_floats if x.type.kind == "f" else on_integers
-        if name is None:
+        if name is None or x.type.kind == "b":
             raise TraceError(f"{operator} is not defined on {x.type}")
         return Value(self, getattr(self.builder, name)(x.ir, y.ir), x.type, x.lanes)
 
@@ -120,6 +125,8 @@ class Trace:
     def compare(self, operator: str, a: Number, b: Number) -> Value:
         """A mask; comparisons with NaN are false, but for `!=`."""
         x, y = self.alike(a, b)
+        if x.type.kind == "b":
+            raise TraceError(f"{operator} is not defined on {x.type}")
         if x.type.kind != "f":
             test = self.builder.icmp_signed
         else:
@@ -129,13 +136,24 @@ class Trace:
     def where(self, condition: Value, a: Number, b: Number) -> Value:
         """`a` where the condition holds, else `b`: both are computed."""
         x, y = self.alike(a, b)
-        if condition.lanes > x.lanes:
-            x, y = (self.spread(v, condition.lanes) for v in (x, y))
-        return Value(self, self.builder.select(condition.ir, x.ir, y.ir), x.type, x.lanes)
+        test = self._mask(condition)
+        if test.lanes > x.lanes:
+            x, y = (self.spread(v, test.lanes) for v in (x, y))
+        if test.lanes not in (1, x.lanes):
+            raise TraceError(f"a condition of {test.lanes} lanes for {x!r}")
+        return Value(self, self.builder.select(test.ir, x.ir, y.ir), x.type, x.lanes)
 
     def no(self, condition: Value) -> Value:
         """Where the condition does not hold."""
-        return Value(self, self.builder.not_(condition.ir), mask, condition.lanes)
+        test = self._mask(condition)
+        return Value(self, self.builder.not_(test.ir), mask, test.lanes)
+
+    def _mask(self, condition: Value | Var, *, scalar: bool = False) -> Value:
+        """A condition, which must be the result of a comparison; with `scalar`, of one number."""
+        test = condition.read() if isinstance(condition, Operand) else None
+        if test is None or test.type is not mask or (scalar and test.lanes > 1):
+            raise TraceError(f"{condition!r} where {'one condition' if scalar else 'a condition'} is wanted")
+        return test
 
     def least(self, a: Number, b: Number) -> Value:
         """The smaller of two numbers."""
@@ -153,6 +171,8 @@ class Trace:
         if value.type is type:
             return value
         b, goal, old = self.builder, shaped(type, value.lanes), value.type
+        if "b" in (old.kind, type.kind) or type.kind == "m":
+            raise TraceError(f"{value!r} is not converted to {type}: loads and stores do, or a comparison")
         if old.kind == "f" and type.kind == "f":
             raw = (b.fpext if type.bits > old.bits else b.fptrunc)(value.ir, goal)
         elif old.kind == "m":
@@ -180,10 +200,20 @@ class Trace:
     def fma(self, a: Number, b: Number, c: Number) -> Value:
         """`a * b + c`, rounded once on every target."""
         x, y, z = self.alike(a, b, c)
-        if x.type is f32 and not self.target.has_fma:  # the product of two float32 is exact in float64
-            wide = [self.to(f64, v) for v in (x, y, z)]
-            return self.to(f32, wide[0] * wide[1] + wide[2])
+        if x.type is f32 and not self.target.has_fma:
+            return self._fma_in_float64(*(self.to(f64, v) for v in (x, y, z)))
         return self.elementwise_intrinsic("fma", x, y, z)
+
+    def _fma_in_float64(self, a: Value, b: Value, c: Value) -> Value:
+        """The product of two float32 is exact in float64; the sum is rounded to odd, so float32 rounds it right."""
+        product = a * b
+        total = product + c
+        added = total - product
+        lost = (product - (total - added)) + (c - added)
+        bits = self.bits(i64, total)
+        even = (lost != 0) & (lost == lost) & ((bits & 1) == 0)
+        step = self.where((lost > 0) ^ (total > 0), -1 + (bits & 0), 1)
+        return self.to(f32, self.bits(f64, self.where(even, bits + step, bits)))
 
     def muladd(self, a: Number, b: Number, c: Number) -> Value:
         """`a * b + c`, rounded once where the CPU does that in one instruction, else twice."""
@@ -227,6 +257,8 @@ class Trace:
     def sum(self, x: Value | Var) -> Value:
         """The sum of the lanes, by halves: always in the same order."""
         value = x.read()
+        if value.lanes & (value.lanes - 1):
+            raise TraceError(f"{value!r} has no halves: sums are over 2, 4, 8... lanes")
         while value.lanes > 2:
             half = value.lanes // 2
             value = self.shuffle(value, None, range(half)) + self.shuffle(value, None, range(half, 2 * half))
@@ -234,10 +266,11 @@ class Trace:
 
     def any(self, x: Value) -> Value:
         """Whether the mask holds in any lane."""
-        if x.lanes == 1:
-            return x
-        whole = self.builder.bitcast(x.ir, ir.IntType(x.lanes))
-        return Value(self, self.builder.icmp_unsigned("!=", whole, ir.IntType(x.lanes)(0)), mask)
+        test = self._mask(x)
+        if test.lanes == 1:
+            return test
+        whole = self.builder.bitcast(test.ir, ir.IntType(test.lanes))
+        return Value(self, self.builder.icmp_unsigned("!=", whole, ir.IntType(test.lanes)(0)), mask)
 
     # ---- variables and control flow --------------------------------------------------------------------------------
 
@@ -296,6 +329,8 @@ class Trace:
         """
         if stop is None:
             start, stop = 0, start
+        if isinstance(start, int) and isinstance(stop, int) and start >= stop:
+            return
         at: Value | int = start
         if align is not None:
             size = lanes * align.type.bytes
@@ -325,10 +360,13 @@ class Trace:
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
         """`with k.when(condition):` does its body only where the (scalar) condition holds."""
+        test = self._mask(condition, scalar=True)
         body, after = self.function.append_basic_block("then"), self.function.append_basic_block("after")
-        self.builder.cbranch(condition.ir, body, after)
+        self.builder.cbranch(test.ir, body, after)
         self.builder.position_at_end(body)
+        self._open += 1
         yield
+        self._open -= 1
         if not self.builder.block.is_terminated:
             self.builder.branch(after)
         self.builder.position_at_end(after)
@@ -341,8 +379,8 @@ class Trace:
         self.builder.position_at_end(body)
 
         def leave(condition: Value) -> None:
-            going_on = self.function.append_basic_block("stay")
-            self.builder.cbranch(condition.ir, after, going_on)
+            test, going_on = self._mask(condition, scalar=True), self.function.append_basic_block("stay")
+            self.builder.cbranch(test.ir, after, going_on)
             self.builder.position_at_end(going_on)
 
         yield leave
@@ -382,19 +420,20 @@ class Trace:
         both = self.builder.cmpxchg(p.ir, olds, news, "seq_cst", "seq_cst")
         return Value(self, self.builder.extract_value(both, 1), mask)
 
-    def load_float_environment(self, word: Pointer) -> None:
-        """Set rounding and the treatment of subnormal numbers (x86)."""
-        self.intrinsic("x86.sse.ldmxcsr", ir.VoidType(), [word.ir])
-
     def default_float_environment(self) -> Callable[[], None]:
         """Round to nearest and keep subnormal numbers from here on; what is returned puts back the caller's way."""
-        if not self.target.is_x86:
-            return lambda: None
-        before, ours = self.stack(i32, 1), self.stack(i32, 1)
-        ours[0] = 0x1F80
-        self.intrinsic("x86.sse.stmxcsr", ir.VoidType(), [before.ir])
-        self.load_float_environment(ours)
-        return lambda: self.load_float_environment(before)
+        nothing = ir.VoidType()
+        if self.target.is_x86:
+            before, ours = self.stack(i32, 1), self.stack(i32, 1)
+            ours[0] = 0x1F80
+            self.intrinsic("x86.sse.stmxcsr", nothing, [before.ir])
+            self.intrinsic("x86.sse.ldmxcsr", nothing, [ours.ir])
+            return lambda: self.intrinsic("x86.sse.ldmxcsr", nothing, [before.ir])
+        if self.target.arch == "aarch64":
+            state = self.intrinsic("aarch64.get.fpcr", storage(i64), [])
+            self.intrinsic("aarch64.set.fpcr", nothing, [storage(i64)(0)])
+            return lambda: self.intrinsic("aarch64.set.fpcr", nothing, [state])
+        return lambda: None  # RISC-V and the like have no such modes
 
     def call(
         self, address: Value, *arguments: Value | Pointer, returns: Type | None = None, variadic: int = 0

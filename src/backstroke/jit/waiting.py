@@ -66,7 +66,7 @@ def wait(k: Trace, function: Value, word: Pointer, seen: Value) -> None:
     if "darwin" in k.target.triple:
         k.call(function, k.value(_COMPARE_AND_WAIT, i32), word, k.unsigned(i64, low), k.value(0, i32), returns=i32)
         return
-    number = k.value(_FUTEX[k.target.arch], i64)
+    number = k.value(_FUTEX.get(k.target.arch, 0), i64)
     k.call(function, number, word, k.value(_WAIT_PRIVATE, i64), k.unsigned(i64, low), zero, variadic=1, returns=i64)
 
 
@@ -75,7 +75,7 @@ def wake(k: Trace, function: Value, word: Pointer) -> None:
     if "darwin" in k.target.triple:
         k.call(function, k.value(_WAKE_ALL, i32), word, k.value(0, i64), returns=i32)
         return
-    number = k.value(_FUTEX[k.target.arch], i64)
+    number = k.value(_FUTEX.get(k.target.arch, 0), i64)
     k.call(function, number, word, k.value(_WAKE_PRIVATE, i64), k.value(_EVERYBODY, i64), variadic=1, returns=i64)
 
 

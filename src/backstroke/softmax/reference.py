@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-
-def _checked(dy: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    return np.asarray(dy).astype(np.float64), np.asarray(y).astype(np.float64)
+from ..activation.reference import at_least_float64
 
 
 def _given(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
@@ -20,13 +18,13 @@ def _given(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
 
 def softmax_grad(dy: Any, y: Any, *, axis: int = -1, out: np.ndarray | None = None) -> np.ndarray:
     """y (dy - sum(y dy))."""
-    dy, y = _checked(dy, y)
+    dy, y = at_least_float64(dy), at_least_float64(y)
     with np.errstate(all="ignore"):
         return _given(y * (dy - np.sum(y * dy, axis=axis, keepdims=True)), out)
 
 
 def log_softmax_grad(dy: Any, y: Any, *, axis: int = -1, out: np.ndarray | None = None) -> np.ndarray:
     """dy - exp(y) sum(dy), where y are the log-probabilities."""
-    dy, y = _checked(dy, y)
+    dy, y = at_least_float64(dy), at_least_float64(y)
     with np.errstate(all="ignore"):
         return _given(dy - np.exp(y) * np.sum(dy, axis=axis, keepdims=True), out)
