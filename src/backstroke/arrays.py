@@ -26,7 +26,7 @@ _NAMES = "float32, float64, float16 or bfloat16"
 
 def array(name: str, x: Any) -> np.ndarray:
     """`x` as an ndarray, without a copy: an ndarray, a NumPy scalar, or anything on the CPU with `__dlpack__`."""
-    if isinstance(x, np.ma.MaskedArray):
+    if "numpy.ma" in sys.modules and isinstance(x, np.ma.MaskedArray):  # NumPy imports it late, for it is slow
         raise TypeError(f"{name} is a masked array, whose mask no kernel would see; pass {name}.data or fill it")
     if isinstance(x, (np.ndarray, np.generic)):
         return np.asarray(x)

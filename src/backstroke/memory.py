@@ -72,12 +72,12 @@ class MemoryPool:
         unit = _HUGE if size >= _HUGE else _PAGE
         capacity = -(-size // unit) * unit
         with self._lock:
+            self._collect()
             if capacity > self.limit:
                 return None
-            self._collect()
             for address, idle in reversed(list(self._idle.items())):
-                if capacity <= idle.capacity <= capacity + capacity // 4 and address in self._idle:
-                    return self._idle.pop(address)
+                if capacity <= idle.capacity <= capacity + capacity // 4 and self._idle.pop(address, None) is idle:
+                    return idle
             self._shrink(self.limit - capacity)
             if self._held + capacity > self.limit:
                 return None
@@ -93,6 +93,7 @@ class MemoryPool:
             while True:
                 block = self._returned.popleft()
                 self._idle[block.address] = block
+        self._shrink(self.limit)
 
     def _shrink(self, limit: int) -> None:
         """Drop idle blocks until no more than `limit` bytes are held."""
@@ -126,7 +127,6 @@ class MemoryPool:
         with self._lock:
             self._limit = count
             self._collect()
-            self._shrink(count)
 
     def clear(self) -> None:
         """Give all idle blocks back to the operating system."""

@@ -20,14 +20,15 @@ FLOATS = tuple(arrays.TYPES)
 class Op:
     """A public gradient: its function, its twin, and what its arguments look like.
 
-    `samples` makes the value of each array argument from typical forward data. `weight` is how far the result may be
-    from the twin, in ulp of the largest term.
+    `samples` makes the value of each array argument from typical forward data. `ulp` is how far the result may be from
+    the twin, in units of the last place of the largest term. `tour_shape` is an everyday tensor.
     """
 
     function: Callable[..., Any]
     family: str
     samples: dict[str, Sample]
     ulp: float
+    tour_shape: tuple[int, ...] = (8, 64, 112, 112)
     dtypes: tuple[np.dtype, ...] = FLOATS
 
     @property
@@ -71,12 +72,13 @@ def tanhs(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return np.asarray(np.tanh(2 * normal(rng, shape)))
 
 
+_TOKENS = (16, 256, 1000)
 OPS = (
     Op(relu_grad, "activation", {"dy": normal, "x": normal}, ulp=0),
     Op(leaky_relu_grad, "activation", {"dy": normal, "y": normal}, ulp=2),
     Op(sigmoid_grad, "activation", {"dy": normal, "y": sigmoids}, ulp=2),
     Op(tanh_grad, "activation", {"dy": normal, "y": tanhs}, ulp=2),
     Op(quick_gelu_grad, "activation", {"dy": normal, "x": normal}, ulp=4),
-    Op(softmax_grad, "softmax", {"dy": normal, "y": probabilities}, ulp=8),
-    Op(log_softmax_grad, "softmax", {"dy": normal, "y": log_probabilities}, ulp=8),
+    Op(softmax_grad, "softmax", {"dy": normal, "y": probabilities}, ulp=8, tour_shape=_TOKENS),
+    Op(log_softmax_grad, "softmax", {"dy": normal, "y": log_probabilities}, ulp=8, tour_shape=_TOKENS),
 )

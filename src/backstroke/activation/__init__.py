@@ -40,22 +40,18 @@ class _Elementwise:
     def _check_and_run(self, dy: Any, x: Any, out: Any, scalars: tuple[float, ...]) -> Any:
         inputs = {name: arrays.floating(name, a) for name, a in zip(self._names, (dy, x), strict=True)}
         _, (a, b), result, flat = arrays.arrange(inputs, out)
-        plain, streaming = self._kernels(a.dtype)
         large = memory.large_output(inputs=2)
-        self._launcher.fill(a.dtype, plain, streaming, large)
-        kernel = streaming if a.nbytes > large else plain
+        kernel = self._kernel(a.dtype, stream=a.nbytes > large)
         places = [arrays.address(each) for each in (a, b, flat)]
         pool.run(kernel, kernel.pack(a.size, *places, *scalars), kernels.pieces(a.size))
+        self._launcher.fill(a.dtype, kernel, large=large, is_large=a.nbytes > large)
         return arrays.give(result, out, dy)
 
-    def _kernels(self, dtype: np.dtype) -> list[compiler.Function]:
-        """The kernel for a type, and the one for arrays too large for the caches."""
+    def _kernel(self, dtype: np.dtype, *, stream: bool) -> compiler.Function:
+        """The kernel for a type; `stream` is for arrays too large for the caches."""
         type = arrays.TYPES[dtype]
         params = [scalar(), *[pointer(type)] * 3, *[scalar(type.compute)] * self._scalars]
-        return [
-            compiler.kernel(kernels.elementwise, *params, formula=self._formula, type=type, stream=stream)
-            for stream in (False, True)
-        ]
+        return compiler.kernel(kernels.elementwise, *params, formula=self._formula, type=type, stream=stream)
 
 
 _relu_grad = _Elementwise(kernels.relu_grad, "x")
@@ -77,7 +73,7 @@ def relu_grad(dy: Any, x: Any, *, out: Any = None) -> Any:
 def leaky_relu_grad(dy: Any, y: Any, *, alpha: float = 0.01, out: Any = None) -> Any:
     """Gradient of leaky ReLU, from its *output* y: `dx = dy where y > 0, else alpha * dy`.
 
-    Where y is 0 (of either sign) or NaN, dx is alpha * dy. This is ONNX Runtime's published formula and is kept for
+    Where y is 0 (of either sign) or NaN, dx is alpha * dy; NaN and infinities of dy pass everywhere. This is ONNX Runtime's published formula and is kept for
     every alpha; for alpha < 0 it is not the derivative, for then the sign of y does not tell the sign of x.
     """
     return _leaky_relu_grad(dy, y, out, alpha if type(alpha) is float else arrays.number("alpha", alpha))

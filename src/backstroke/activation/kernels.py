@@ -25,9 +25,9 @@ def pieces(size: Any) -> Any:
 
 
 def relu_grad(dy: Any, x: Any) -> Any:
-    from ..jit.functions import where
+    from ..jit.functions import ready, where
 
-    return where(x > 0, dy, 0.0)
+    return where(x > 0, ready(dy), 0.0)
 
 
 def leaky_relu_grad(dy: Any, y: Any, alpha: Any) -> Any:

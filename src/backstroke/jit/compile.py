@@ -9,7 +9,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,16 +86,16 @@ def emit_assembly(
     target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any
 ) -> str:
     """The assembly of a kernel, for any target that LLVM knows."""
-    machine, module = _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants))
-    return str(machine.emit_assembly(module))
+    with _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants)) as (machine, module):
+        return str(machine.emit_assembly(module))
 
 
 def emit_object(
     target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any
 ) -> bytes:
     """The object code of a kernel, for any target that LLVM knows."""
-    machine, module = _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants))
-    return bytes(machine.emit_object(module))
+    with _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants)) as (machine, module):
+        return bytes(machine.emit_object(module))
 
 
 def _make(
@@ -115,8 +116,8 @@ def _make(
     from_cache = image is not None
     if image is None:
         text = text or _trace(name, goal, build, params, returns, wrap, constants)
-        machine, module = _optimised(goal, text)
-        image = bytes(machine.emit_object(module))
+        with _optimised(goal, text) as (machine, module):
+            image = bytes(machine.emit_object(module))
         cache.write(key, image)
     address = _load(image, name, key)
     seconds = time.perf_counter() - start
@@ -165,7 +166,7 @@ def _trace(
     wrap: bool,
     constants: dict[str, Any],
 ) -> str:
-    from .trace import Trace  # llvmlite.ir takes 3 ms to import, and a warm cache never needs it
+    from .trace import Trace  # a warm cache never needs it
 
     if not wrap:
         k = Trace(target, name, params, returns)
@@ -177,20 +178,35 @@ def _trace(
     return k.finish()
 
 
-def _optimised(target: Target, text: str) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
-    with _lock:
-        try:
-            module = llvm.parse_assembly(text, llvm.create_context())
-        except RuntimeError as error:
-            from .values import TraceError
+@contextmanager
+def _optimised(target: Target, text: str) -> Iterator[tuple[llvm.TargetMachine, llvm.ModuleRef]]:
+    """The machine and the optimised module, for a while.
 
-            raise TraceError(f"LLVM refuses what was traced: {error}") from error
-        machine = target.machine()
-        options = llvm.create_pipeline_tuning_options(3)
-        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-        builder = llvm.create_pass_builder(machine, options)
-        builder.getModulePassManager().run(module, builder)
-        return machine, module
+    They are closed here, the module before its context: a garbage collector that finds both in a cycle (with the
+    frames of an exception, say) keeps no order, and a module that outlives its context ends the process.
+    """
+    with _lock, llvm.create_context() as context, target.machine() as machine:
+        try:
+            module = llvm.parse_assembly(text, context)
+        except RuntimeError as error:
+            raise _refused(error) from error
+        with module:
+            try:
+                module.verify()  # without it, a value used outside its loop ends the process
+            except RuntimeError as error:
+                raise _refused(error) from error
+            options = llvm.create_pipeline_tuning_options(3)
+            options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+            with options, llvm.create_pass_builder(machine, options) as builder:
+                with builder.getModulePassManager() as passes:
+                    passes.run(module, builder)
+                yield machine, module
+
+
+def _refused(error: RuntimeError) -> Exception:
+    from .values import TraceError
+
+    return TraceError(f"LLVM refuses what was traced: {error}")
 
 
 @functools.cache

@@ -21,6 +21,16 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     return k.where(condition, a, b) if k else np.where(condition, a, b)
 
 
+def ready(x: Any) -> Any:
+    """`x`, fetched whether or not it will be chosen.
+
+    A choice between a number in memory and 0 would become a load under a mask, which waits for what the mask is made
+    of, and two streams of memory would be read one after the other.
+    """
+    k = _trace(x)
+    return k.elementwise_intrinsic("arithmetic.fence", x.read()) if k and k.target.is_x86 else x
+
+
 def fma(a: Any, b: Any, c: Any) -> Any:
     """`a * b + c` with one rounding (on NumPy arrays: with two)."""
     k = _trace(a, b, c)
@@ -85,10 +95,10 @@ def _exp(k: Trace, x: Value, rest: Value | None) -> Value:
     for i in range(1, terms + 1):
         factorial *= i
     series = k.value(1 / factorial, x.type, x.lanes)
-    for i in range(terms, 0, -1):
+    for i in range(terms, 1, -1):
         factorial /= i
         series = k.muladd(series, r, 1 / factorial)
-
+    series = (k.fma if single else k.muladd)(series, r, 1.0)  # where float32 has no fma, this step is worth its price
     if x.lanes * x.type.bits == 512 and "avx512f" in k.target.features:
         return _scale_by_instruction(k, series, n)
     whole = k.bits(integers, shifted) - k.bits(integers, k.value(magic, x.type, x.lanes))
@@ -104,4 +114,4 @@ def _scale_by_instruction(k: Trace, x: Value, n: Value) -> Value:
     return Value(k, k.intrinsic(name, x.ir.type, [x.ir, n.ir, x.ir, every, nearest]), x.type, x.lanes)
 
 
-__all__ = ["exact_product", "exp", "exp_of_minus_abs", "fma", "largest", "where"]
+__all__ = ["exact_product", "exp", "exp_of_minus_abs", "fma", "largest", "ready", "where"]

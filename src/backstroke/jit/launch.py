@@ -39,6 +39,7 @@ _ARRAY, _FLOAT, _ANSWER, _UNLOCK, _LOCK, _RUN, _STATE = range(7)
 _ENTRIES = 7
 _FOR_TYPE, _KERNEL, _WIDTH, _LARGE_KERNEL, _LARGE = range(5)
 _ENTRY_WORDS, _ENTRY_COUNT = 5, 4
+_NEVER = 2**62
 
 
 class _Object:
@@ -110,7 +111,7 @@ def _run(
             width.set(entry[_WIDTH])
             kernel.set(k.where(size * width > entry[_LARGE], entry[_LARGE_KERNEL], entry[_KERNEL]))
     data = [a.field(_DATA) for a in arrays]
-    fits = kernel != 0
+    fits = (kernel != 0) & ((size <= LIMIT) | (table[_RUN] != 0))
     for place in data[:-1]:
         apart, extent = data[-1] - place, size * width
         fits &= (apart == 0) | (apart >= extent) | (apart <= -extent)
@@ -171,21 +172,25 @@ class Launcher:
         self.call: Callable[..., bool] = _never
         _launchers.append(self)
 
-    def fill(self, dtype: np.dtype, kernel: Function, large_kernel: Function | None = None, large: int = 0) -> None:
-        """From now on, arrays of `dtype` are for this kernel; those of more than `large` bytes for the other one."""
+    def fill(self, dtype: np.dtype, kernel: Function, *, large: int = _NEVER, is_large: bool = False) -> None:
+        """From now on, arrays of `dtype` are for this kernel: those of more than `large` bytes if it is for large ones.
+
+        The others go on being sent back to Python until their kernel is filled in.
+        """
         if dtype is not np.dtype(dtype.type) or not _headers_are_known():  # a copy of a type would take an entry
             return
         if self._table is None:
             self._make()
         assert self._table is not None
-        self._table[_RUN], self._table[_STATE] = pool.entry()
+        run, self._table[_STATE] = pool.entry()
+        self._table[_RUN] = run if pool.at_work else 0  # work for many threads goes to Python until there are some
         entries = self._table[_ENTRIES:].reshape(_ENTRY_COUNT, _ENTRY_WORDS)
-        free = next((entry for entry in entries if entry[_FOR_TYPE] in (0, id(dtype))), None)
-        if free is not None:
+        entry = next((entry for entry in entries if entry[_FOR_TYPE] in (0, id(dtype))), None)
+        if entry is not None:
             compiler.keep(dtype)
-            free[_WIDTH], free[_LARGE] = dtype.itemsize, large if large_kernel else 2**62
-            free[_LARGE_KERNEL] = large_kernel.address if large_kernel else 0
-            free[_KERNEL], free[_FOR_TYPE] = kernel.address, id(dtype)
+            entry[_WIDTH], entry[_LARGE] = dtype.itemsize, large
+            entry[_LARGE_KERNEL if is_large else _KERNEL] = kernel.address
+            entry[_FOR_TYPE] = id(dtype)
 
     def _make(self) -> None:
         code = compiler.function(launch, pointer(i64), pointer(i64), scalar(), returns=i64, **self._shape)

@@ -184,7 +184,7 @@ def _quota(membership: Path, root: Path) -> int | None:
     except OSError:
         return None
     for line in lines:
-        _, controllers, group = line.split(":", 2)
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
         place = (root if not controllers else root / controllers) / group.lstrip("/")
@@ -204,7 +204,7 @@ def _quota_of(folder: Path) -> int | None:
         else:
             quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
         return None if quota in ("max", "-1") else max(1, -(-int(quota) // int(period)))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return None
 
 
@@ -251,9 +251,17 @@ class Pool:
         """Why only one thread ever computes here; empty where that is not so."""
         return "" if waiting.calls() else "no way of sleeping on memory is known for this platform"
 
+    @property
+    def at_work(self) -> bool:
+        """Whether there are all the workers that are wanted."""
+        return self._state is not None and self._workers >= self.threads - 1
+
     def run(self, kernel: Function, arguments: bytes, pieces: int) -> None:
         """Do `pieces` pieces of a kernel."""
         state = self.entry()[1]
+        if pieces > 1 and not self.at_work:
+            with self._lock:
+                self._hire()
         assert self._call is not None
         self._call(state, kernel.address, arguments, pieces)
 
@@ -273,7 +281,6 @@ class Pool:
         for cpu in waiting.allowed_cpus():
             state[_CPUS + cpu // 64] |= (1 << cpu % 64) - (1 << 64 if cpu % 64 == 63 else 0)
         self._state = state
-        self._hire()
         code = compiler.function(run_pieces, pointer(i64), scalar(), scalar(), scalar())
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
         self._call = prototype(code.address)

@@ -48,27 +48,23 @@ class _Softmax:
             along = order.index(along)
             outer, length, inner = math.prod(a.shape[:along]), a.shape[along], math.prod(a.shape[along + 1 :])
             places = [arrays.address(each) for each in (a, b, dense)]
+            large = memory.large_output(inputs=2)
+            is_large = a.nbytes > large
             if inner == 1:
-                plain, streaming = (
-                    self._kernel(kernels.along_rows, a.dtype, sizes=2, stream=stream) for stream in (False, True)
-                )
-                self._launcher.fill(a.dtype, plain, streaming, large=memory.large_output(inputs=2))
-                kernel = streaming if a.nbytes > memory.large_output(inputs=2) else plain
+                kernel = self._kernel(kernels.along_rows, a.dtype, stream=is_large)
                 pool.run(kernel, kernel.pack(outer, length, *places), kernels.row_pieces(outer, length))
+                self._launcher.fill(a.dtype, kernel, large=large, is_large=is_large)
             else:
-                vector = current().vector_bytes
-                lanes = current().lanes(arrays.TYPES[a.dtype])
+                vector, lanes = current().vector_bytes, current().lanes(arrays.TYPES[a.dtype])
                 tile = kernels.tile_of(inner, lanes)
                 aligned = places[2] % vector == 0 and inner * a.itemsize % vector == 0
-                stream = aligned and a.nbytes > memory.large_output(inputs=2)
-                kernel = self._kernel(kernels.across, a.dtype, sizes=2, tile=tile, stream=stream)
-                pieces = outer * kernels.tiles(inner, tile * lanes)
-                pool.run(kernel, kernel.pack(length, inner, *places), pieces)
+                kernel = self._kernel(kernels.across, a.dtype, tile=tile, stream=is_large and aligned)
+                pool.run(kernel, kernel.pack(length, inner, *places), outer * kernels.tiles(inner, tile * lanes))
         return arrays.give(result, out, dy)
 
-    def _kernel(self, build: Callable[..., None], dtype: np.dtype, sizes: int, **options: int) -> compiler.Function:
+    def _kernel(self, build: Callable[..., None], dtype: np.dtype, **options: int) -> compiler.Function:
         type = arrays.TYPES[dtype]
-        params = [*[scalar()] * sizes, *[pointer(type)] * 3]
+        params = [*[scalar()] * 2, *[pointer(type)] * 3]
         return compiler.kernel(build, *params, **self._formulas, type=type, **options)
 
 

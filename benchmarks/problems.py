@@ -1,0 +1,62 @@
+"""The table of problems. A line is an op, its shape, and its options; the groups say which bar it counts for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from backstroke.registry import OPS, Op
+
+SEED = 2026
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to time."""
+
+    op: str
+    shape: tuple[int, ...]
+    group: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+
+    @property
+    def entry(self) -> Op:
+        return next(op for op in OPS if op.name == self.op)
+
+    def arguments(self) -> list[np.ndarray]:
+        """The arrays of the problem, the same in every run."""
+        dtype = next(d for d in self.entry.dtypes if d.name == self.dtype)
+        return self.entry.sample(np.random.default_rng(SEED), self.shape, dtype)
+
+    @property
+    def bytes(self) -> int:
+        """What must be read and written once."""
+        size = 2 if self.dtype in ("float16", "bfloat16") else 8 if self.dtype == "float64" else 4
+        count = len(self.entry.samples) + 1
+        for extent in self.shape:
+            size *= extent
+        return size * count
+
+    def __str__(self) -> str:
+        options = "".join(f" {name}{value}" for name, value in self.options.items())
+        kind = "" if self.dtype == "float32" else f" {self.dtype}"
+        return f"{self.op} {'x'.join(map(str, self.shape))}{options}{kind}"
+
+
+_ELEMENTWISE = ("relu_grad", "leaky_relu_grad", "sigmoid_grad", "tanh_grad", "quick_gelu_grad")
+_SOFTMAX = ("softmax_grad", "log_softmax_grad")
+_IMAGES = (32, 64, 112, 112)
+
+PROBLEMS = (
+    *(Problem(op, _IMAGES, "elementwise") for op in _ELEMENTWISE),
+    *(Problem(op, _IMAGES, "elementwise bfloat16", dtype="bfloat16") for op in _ELEMENTWISE),
+    *(Problem(op, shape, "softmax") for op in _SOFTMAX for shape in ((4096, 1000), (49152, 128), (64, 50257))),
+    *(Problem(op, (32, 256, 28, 28), "softmax axis 1", {"axis": 1}) for op in _SOFTMAX),
+    *(Problem("relu_grad", (n,), "small") for n in (1, 10, 100, 1000, 10_000)),
+    *(Problem(op, (n,), "small") for op in _ELEMENTWISE[1:] for n in (1, 10_000)),
+    *(Problem(op, shape, "small") for op in _SOFTMAX for shape in ((1, 1), (10, 10), (100, 100))),
+)

@@ -1,0 +1,60 @@
+"""What the first moments cost: import, the first call from cold and from the disk cache, and a small call."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import timeit
+
+import numpy as np
+
+import backstroke as bs
+
+_FIRST_CALL = """
+import json, time
+start = time.perf_counter()
+import backstroke as bs
+imported = time.perf_counter()
+import numpy as np
+x = np.ones(16, np.float32)
+ready = time.perf_counter()
+bs.{op}(x, x)
+first = time.perf_counter()
+print(json.dumps([imported - start, first - ready]))
+"""
+
+
+def _once(op: str, folder: str) -> tuple[float, float]:
+    environment = {**os.environ, "BACKSTROKE_CACHE_DIR": folder}
+    done = subprocess.run(
+        [sys.executable, "-c", _FIRST_CALL.format(op=op)], env=environment, capture_output=True, text=True, check=True
+    )
+    imported, first = json.loads(done.stdout)
+    return imported, first
+
+
+def first_calls(ops: list[str]) -> dict[str, float]:
+    """Seconds: import (median), and the slowest op's first call cold and from the cache (medians of five processes)."""
+    imports, cold, warm = [], {}, {}
+    for op in ops:
+        colds, warms = [], []
+        for _ in range(5):
+            with tempfile.TemporaryDirectory() as folder:
+                os.chmod(folder, 0o700)
+                imported, first = _once(op, folder)
+                colds.append(first)
+                imports.append(imported)
+                warms.append(_once(op, folder)[1])
+        cold[op], warm[op] = statistics.median(colds), statistics.median(warms)
+    return {"import": statistics.median(imports), "cold": max(cold.values()), "from cache": max(warm.values())}
+
+
+def call_overhead() -> float:
+    """Seconds of a ReluGrad call on 16 elements: all of it, the kernel included."""
+    x = np.ones(16, np.float32)
+    bs.relu_grad(x, x)
+    return min(timeit.repeat(lambda: bs.relu_grad(x, x), number=20_000, repeat=7)) / 20_000

@@ -1,0 +1,91 @@
+"""The command `backstroke`: `tour` shows every gradient there is, `info` what it runs on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from . import machine
+from .registry import OPS, Op
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; -> the exit code."""
+    parser = argparse.ArgumentParser(prog="backstroke", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    tour = commands.add_parser("tour", help="compute every gradient, check it against its float64 twin, and time it")
+    tour.add_argument("--json", action="store_true", help="for machines")
+    info = commands.add_parser("info", help="versions, target, threads, caches")
+    info.add_argument("--json", action="store_true", help="for machines")
+    chosen = parser.parse_args(arguments)
+    return _tour(chosen.json) if chosen.command == "tour" else _info(chosen.json)
+
+
+def _info(as_json: bool) -> int:
+    found = machine.info()
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        for name, value in found.items():
+            print(f"{name:22} {value}")
+    return 0
+
+
+def _tour(as_json: bool) -> int:
+    """Every op on a tensor of an everyday size, and on a small one that its twin can check."""
+    found = machine.info()
+    if not as_json:
+        print(f"Backstroke {found['backstroke']} on {found['cpu']}, {found['threads']} threads, LLVM {found['llvm']}\n")
+        print(f"{'gradient':22}{'type':10}{'shape':>18}{'largest error':>18}{'time':>12}{'speed':>14}")
+    rows = [_visit(op, dtype) for op in OPS for dtype in op.dtypes if dtype.name in ("float32", "bfloat16")]
+    failed = [row for row in rows if not row["right"]]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return bool(failed)
+    for row in rows:
+        print(
+            f"{row['op']:22}{row['type']:10}{row['shape']:>18}{row['error']:14.1e} eps{row['milliseconds']:9.2f} ms"
+            f"{row['gigabytes']:9.1f} GB/s" + ("" if row["right"] else "   WRONG")
+        )
+    print(f"\n{len(rows) - len(failed)} of {len(rows)} agree with their float64 twins.")
+    return bool(failed)
+
+
+def _visit(op: Op, dtype: np.dtype) -> dict[str, object]:
+    rng = np.random.default_rng(0)
+    small = op.sample(rng, op.tour_shape[1:], dtype)
+    got = op.function(*small).astype(np.float64)
+    want = op.reference(*small)
+    # In units of the type's eps, of the largest number in the result.
+    eps = float(np.finfo(np.float32).eps) if dtype.name == "float32" else 2.0**-8
+    error = float(np.abs(got - want).max() / np.abs(want).max()) / eps
+    large = op.sample(rng, op.tour_shape, dtype)
+    seconds = _median(lambda: op.function(*large))
+    moved = sum(a.nbytes for a in large) + large[0].nbytes
+    return {
+        "op": op.name,
+        "type": dtype.name,
+        "shape": "x".join(map(str, op.tour_shape)),
+        "error": error,
+        "right": error <= 4,
+        "milliseconds": seconds * 1e3,
+        "gigabytes": moved / seconds / 1e9,
+    }
+
+
+def _median(call: Callable[[], object], rounds: int = 7) -> float:
+    times = []
+    for _ in range(rounds + 2):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return sorted(times[2:])[rounds // 2]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
