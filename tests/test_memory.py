@@ -508,7 +508,7 @@ def test_parent_and_child_do_not_write_into_each_others_arrays() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert (taken == x).all()
     """
-    python(FORK + code)
+    python(FORK + code, timeout=20)
 
 
 @forks
@@ -530,4 +530,4 @@ def test_a_child_may_use_the_pool_whatever_its_parent_was_doing() -> None:
     stop.append(1)
     for thread in crew: thread.join()
     """
-    python(FORK + code)
+    python(FORK + code, timeout=20)

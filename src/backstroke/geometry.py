@@ -139,6 +139,32 @@ class Geometry:
         count = self.output_size[axis]
         return range(min(first, count), min(max(first, stop), count))
 
+    def covering(self, axis: int) -> npt.NDArray[np.int64]:
+        """The outputs whose windows see each input position on one axis: a row for each, ascending, then -1."""
+        size, stride, dilation = self.input_size[axis], self.strides[axis], self.dilations[axis]
+        table = np.full((size, min(self.kernel[axis], (self.extents[axis] - 1) // stride + 1)), -1, np.int64)
+        found = np.zeros(size, np.int64)
+        starts = np.arange(self.output_size[axis], dtype=np.int64) * stride - self.pads[axis][0]
+        for tap in reversed(range(self.kernel[axis])):  # of the windows over one position, the first meets its last tap
+            positions = starts + tap * dilation
+            inside = np.flatnonzero((positions >= 0) & (positions < size))
+            at = positions[inside]
+            table[at, found[at]] = inside
+            found[at] += 1
+        return table[:, : max(1, int(found.max(initial=0)))]
+
+    def in_three(self) -> Geometry:
+        """The same windows with axes of length 1 in front, so that there are three."""
+        ones = (1,) * (3 - self.rank)
+        return Geometry(
+            ones + self.input_size,
+            ones + self.output_size,
+            ones + self.kernel,
+            ones + self.strides,
+            ones + self.dilations,
+            ((0, 0),) * len(ones) + self.pads,
+        )
+
     def divisors(self, counted: Counted) -> tuple[npt.NDArray[np.int64], ...]:
         """What an average divides by: one array of output length per axis; a window's divisor is their product.
 

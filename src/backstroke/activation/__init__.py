@@ -73,8 +73,9 @@ def relu_grad(dy: Any, x: Any, *, out: Any = None) -> Any:
 def leaky_relu_grad(dy: Any, y: Any, *, alpha: float = 0.01, out: Any = None) -> Any:
     """Gradient of leaky ReLU, from its *output* y: `dx = dy where y > 0, else alpha * dy`.
 
-    Where y is 0 (of either sign) or NaN, dx is alpha * dy; NaN and infinities of dy pass everywhere. This is ONNX Runtime's published formula and is kept for
-    every alpha; for alpha < 0 it is not the derivative, for then the sign of y does not tell the sign of x.
+    Where y is 0 (of either sign) or NaN, dx is alpha * dy; NaN and infinities of dy pass everywhere. This is ONNX
+    Runtime's published formula and is kept for every alpha; for alpha < 0 it is not the derivative, for then the sign
+    of y does not tell the sign of x.
     """
     return _leaky_relu_grad(dy, y, out, alpha if type(alpha) is float else arrays.number("alpha", alpha))
 

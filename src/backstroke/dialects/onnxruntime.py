@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import activation, arrays, softmax
+import numpy as np
+
+from .. import activation, arrays, pooling, softmax
+from ..geometry import integers
 from .table import Attribute, Kernel, find
 
-MICROSOFT = "com.microsoft"
+MICROSOFT, ONNX = "com.microsoft", ""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ def run(
 ) -> list[Any]:
     """Run one node and return its outputs.
 
-    `output_shapes` stands for the static shapes that the model would carry, for ops that need one. `outputs` is how
-    many outputs the node has.
+    `output_shapes` stands for the static shapes that the model would carry, for ops that need one; its first number,
+    the batch, may be None or a name. `outputs` is how many outputs the node has.
     """
     kernel = find(_KERNELS, "ONNX Runtime", op, domain)
     if not isinstance(outputs, int) or not 1 <= outputs <= kernel.outputs:
@@ -76,9 +79,93 @@ def _coerced(function: Callable[..., Any]) -> Call:
     return call
 
 
+def _max_pool_grad(inputs: list[Any], attributes: dict[str, Any], request: Request) -> list[Any]:
+    dy = arrays.floating("dY", inputs[0])
+    indices = arrays.array("Indices", inputs[1])
+    if indices.dtype != np.int64:
+        raise TypeError(f"Indices has type {indices.dtype}; expected int64")
+    if indices.shape != dy.shape:
+        raise ValueError(f"Indices has shape {indices.shape}; expected dY's, {dy.shape}")
+    if not dy.ndim:
+        raise ValueError("dY has no axes; expected a batch in front")
+    # Only the batch is taken from dY: the model's static shape may leave it open.
+    shape = (dy.shape[0], *_static_shape(request)[1:])
+    order = attributes["storage_order"]
+    if order not in (0, 1):
+        raise ValueError(f"attribute storage_order is {order}; expected 0 or 1")
+    if order:
+        indices = _row_major(indices, shape)
+    return [arrays.give(pooling.max_pool_grad(dy, indices, shape), None, inputs[0])]
+
+
+def _row_major(indices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The indices that storage_order=1 gave: in each plane of dX the first spatial axis runs fastest.
+
+    Those outside dX stay as they are, to be refused by the name they came with.
+    """
+    plane, size = math.prod(shape[2:]), math.prod(shape)
+    if len(shape) < 4 or size == 0:
+        return indices
+    inside = (indices >= 0) & (indices < size)
+    start, place = np.divmod(np.where(inside, indices, 0), plane)
+    turned = np.ravel_multi_index(np.unravel_index(place, shape[2:], order="F"), shape[2:])
+    return np.where(inside, start * plane + turned, indices)
+
+
+def _average_pool_grad(inputs: list[Any], attributes: dict[str, Any], request: Request) -> list[Any]:
+    dy = arrays.floating("dY", inputs[0])
+    kernel, pads, strides = (attributes[name] for name in ("kernel_shape", "pads", "strides"))
+    rank = len(kernel)
+    shape = _static_shape(request)
+    if shape[0] is None:
+        shape = (*dy.shape[:1], *shape[1:])
+    if len(shape) != rank + 2:
+        raise ValueError(f"output_shapes[0] is {shape}; expected {rank + 2} numbers for kernel_shape {kernel}")
+    if pads and len(pads) != 2 * rank:
+        raise ValueError(f"attribute pads is {pads}; expected {2 * rank} numbers, the begins before the ends")
+    auto_pad = _AUTO_PADS.get(attributes["auto_pad"])
+    if auto_pad is None:
+        raise ValueError(f"attribute auto_pad is {attributes['auto_pad']!r}; expected one of {', '.join(_AUTO_PADS)}")
+    dx = pooling.avg_pool_grad(
+        dy,
+        shape,
+        kernel,
+        strides=strides or 1,
+        pads=tuple(zip(pads[:rank], pads[rank:], strict=True)) if pads else 0,
+        dilations=attributes["dilations"] or 1,
+        auto_pad=auto_pad,
+        ceil_mode=bool(attributes["ceil_mode"]),
+        count_include_pad=bool(attributes["count_include_pad"]),
+    )
+    return [arrays.give(dx, None, inputs[0])]
+
+
+def _static_shape(request: Request) -> tuple[Any, ...]:
+    """The shape of the one output; its batch is None where the model leaves it open."""
+    shapes = request.output_shapes
+    if shapes is None or len(shapes) != 1 or not shapes[0]:
+        raise ValueError(f"output_shapes is {shapes!r}; expected a list of one shape, that of the forward op's input")
+    batch, *others = shapes[0]
+    free = batch is None or isinstance(batch, str)
+    first = (None,) if free else integers("output_shapes[0][0]", batch, 1, 0)
+    return (*first, *integers("output_shapes[0][1:]", others, None, 0))
+
+
+_AUTO_PADS = {"NOTSET": "none", "SAME_UPPER": "same_upper", "SAME_LOWER": "same_lower", "VALID": "valid"}
 _ALPHA, _QUICK = Attribute("alpha", "FLOAT", 0.01), Attribute("alpha", "FLOAT", 1.702)
 _AXIS, _OLD_AXIS = Attribute("axis", "INT", -1), Attribute("axis", "INT", 1)
 _X, _Y = ("dY", "X"), ("dY", "Y")
+# The gradient builder copies all of the forward node's attributes; those that ONNX Runtime passes over count here.
+# An empty list is the default: ones, or zeros for the pads.
+_POOL = (
+    Attribute("strides", "INTS", ()),
+    Attribute("pads", "INTS", ()),
+    Attribute("auto_pad", "STRING", "NOTSET"),
+    Attribute("ceil_mode", "INT", 0),
+    Attribute("dilations", "INTS", ()),
+)
+_MAX_POOL = (Attribute("kernel_shape", "INTS", ()), *_POOL, Attribute("storage_order", "INT", 0))
+_AVERAGE_POOL = (Attribute("kernel_shape", "INTS"), *_POOL, Attribute("count_include_pad", "INT", 0))
 
 _KERNELS = (
     Kernel("ReluGrad", MICROSOFT, 1, _X, (), _elementwise(activation.relu_grad)),
@@ -90,6 +177,8 @@ _KERNELS = (
     Kernel("SoftmaxGrad_13", MICROSOFT, 1, _Y, (_AXIS,), _along_axis(softmax.softmax_grad)),
     Kernel("LogSoftmaxGrad", MICROSOFT, 1, _X, (_OLD_AXIS,), _coerced(softmax.log_softmax_grad)),
     Kernel("LogSoftmaxGrad_13", MICROSOFT, 1, _X, (_AXIS,), _along_axis(softmax.log_softmax_grad)),
+    Kernel("MaxPoolGrad", ONNX, 9, ("dY", "Indices"), _MAX_POOL, _max_pool_grad, open=True),
+    Kernel("AveragePoolGrad", ONNX, 9, ("dY",), _AVERAGE_POOL, _average_pool_grad, open=True),
 )
 
 __all__ = ["kernels", "run"]

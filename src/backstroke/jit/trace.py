@@ -94,6 +94,8 @@ class Trace:
 
     def spread(self, x: Value, lanes: int) -> Value:
         """A vector with the scalar in every lane."""
+        if lanes == 1 and x.lanes == 1:
+            return x
         if x.lanes != 1:
             raise TraceError(f"{x!r} where {lanes} lanes are wanted")
         undefined = ir.Constant(shaped(x.type, lanes), ir.Undefined)
@@ -132,6 +134,11 @@ class Trace:
         else:
             test = self.builder.fcmp_unordered if operator == "!=" else self.builder.fcmp_ordered
         return Value(self, test(operator, x.ir, y.ir), mask, x.lanes)
+
+    def below(self, x: Number, bound: Number) -> Value:
+        """Whether 0 <= x < bound, for integers."""
+        a, b = self.alike(x, bound)
+        return Value(self, self.builder.icmp_unsigned("<", a.ir, b.ir), mask, a.lanes)
 
     def where(self, condition: Value, a: Number, b: Number) -> Value:
         """`a` where the condition holds, else `b`: both are computed."""
@@ -241,7 +248,13 @@ class Trace:
 
     def iota(self, lanes: int) -> Value:
         """0, 1, 2, ... as 64-bit integers."""
-        return Value(self, ir.Constant(ir.VectorType(storage(i64), lanes), list(range(lanes))), i64, lanes)
+        return self.ramp(i64, lanes, 1)
+
+    def ramp(self, type: Type, lanes: int, step: int) -> Value:
+        """0, step, 2 step, ..."""
+        if lanes == 1:
+            return self.value(0, type)
+        return Value(self, ir.Constant(shaped(type, lanes), [i * step for i in range(lanes)]), type, lanes)
 
     def shuffle(self, a: Value, b: Value | None, picks: Sequence[int]) -> Value:
         """A vector of constant picks: 0 to n-1 from `a`, n to 2n-1 from `b`."""
@@ -263,6 +276,16 @@ class Trace:
             half = value.lanes // 2
             value = self.shuffle(value, None, range(half)) + self.shuffle(value, None, range(half, 2 * half))
         return self.lane(value, 0) + self.lane(value, 1) if value.lanes == 2 else value
+
+    def smallest(self, x: Value | Var) -> Value:
+        """The smallest of the lanes."""
+        value = x.read()
+        while value.lanes > 1:
+            half = value.lanes // 2
+            if half == 1:
+                return self.least(self.lane(value, 0), self.lane(value, 1))
+            value = self.least(self.shuffle(value, None, range(half)), self.shuffle(value, None, range(half, 2 * half)))
+        return value
 
     def any(self, x: Value) -> Value:
         """Whether the mask holds in any lane."""
@@ -286,7 +309,25 @@ class Trace:
         with self.builder.goto_entry_block():
             slot = self.builder.alloca(storage(type), size=INT32(count))
             slot.align = align
+            slot.type = ir.PointerType()  # llvmlite gives it the type of its first element, and would refuse vectors
         return Pointer(self, slot, type)
+
+    @contextmanager
+    def borrowed(self, flags: Pointer, count: Value, memory: Pointer, size: int) -> Iterator[Pointer]:
+        """A piece of scratch memory of `size` elements that nobody else uses meanwhile, one of `count` in `memory`.
+
+        `flags` has a cache line for each. Who finds none free waits for one.
+        """
+        mine = self.var(-1, i64)
+        with self.forever() as leave:
+            for index in self.range(count):
+                with self.when(mine < 0):
+                    with self.when(self.compare_and_swap(flags.at(index * 8), 0, 1)):
+                        mine.set(index)
+            leave(mine >= 0)
+        slot = mine.read()
+        yield memory.at(slot * size)
+        self.atomic_store(flags.at(slot * 8), 0)
 
     def range(self, start: Value | int, stop: Value | int | None = None, step: int = 1) -> Iterator[Value]:
         """A loop of the machine code, as `range`; its body is what the `for` traces."""
@@ -312,6 +353,14 @@ class Trace:
         index.add_incoming(following, self.builder.block)
         self.builder.cbranch(self.builder.icmp_signed("<", following, last.ir), body, after)
         self.builder.position_at_end(after)
+
+    def unrolled(self, start: Value | int, stop: Value | int, times: int) -> Iterator[Value]:
+        """A loop over a range whose body is traced `times` times, and once more for the elements left over."""
+        whole = self.value(start, i64) + (self.value(stop, i64) - start) // times * times
+        for index in self.range(start, whole, times):
+            for i in range(times):
+                yield index + i
+        yield from self.range(whole, stop)
 
     def vectors(
         self,

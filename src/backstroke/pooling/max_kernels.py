@@ -1,0 +1,328 @@
+"""Max pooling and its gradient: find each window's winner, or be told it, and add dY there.
+
+`winners` scans a window in order with a strict >, from -infinity: the first maximum wins, NaN and padding never do.
+Channels in planes (NCX): the vector is `lanes` neighbouring outputs of a row, whose taps are loaded in strides by
+constant shuffles. Channels last (NXC): the vector is over channels. The gradient is added up in scratch memory of one
+segment of dX that stays in the cache, in the type of the sums, and goes out once. A piece is one segment; it looks at
+every window that may reach into it, and at no other's memory, so neither order nor result depends on the threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..geometry import Geometry
+from ..jit.types import Type, i32, i64
+from .mean_kernels import MOST_STRIDES, MOST_TAPS, channel_tiles, count_of, taps, whole_lanes
+
+if TYPE_CHECKING:
+    from ..jit.trace import Lanes, Pointer, Trace, Value
+
+CHUNK = 512  # gradients whose indices are summed up by their least and largest
+INFINITY = float("inf")
+
+
+# ---- from indices ---------------------------------------------------------------------------------------------------
+
+
+def survey(k: Trace, piece: Value, size: Value, indices: Pointer, ranges: Pointer, *, per_piece: int) -> None:
+    """The least and the largest index of each chunk; a piece is `per_piece` chunks."""
+    lanes = k.target.vector_bytes // 8
+    chunks = (size + (CHUNK - 1)) // CHUNK
+    first = piece * per_piece
+    for chunk in k.range(first, k.least(first + per_piece, chunks)):
+        start = chunk * CHUNK
+        low, high = (k.var(k.spread(indices[start], lanes)) for _ in range(2))
+        for at in k.vectors(start, k.least(start + CHUNK, size), lanes=lanes, unroll=4):
+            found = indices[at]
+            if at.mask is not None:
+                found = k.where(at.mask, found, low.read())
+            low.set(k.least(found, low))
+            high.set(k.most(high, found if at.mask is None else k.where(at.mask, indices[at], high.read())))
+        ranges[2 * chunk] = k.smallest(low)
+        ranges[2 * chunk + 1] = 0 - k.smallest(0 - high.read())
+
+
+def assign(
+    k: Trace, piece: Value, chunks: Value, segments: Value, ranges: Pointer, spans: Pointer, *, segment: int
+) -> None:
+    """For each segment of dX the first chunk that reaches into it, and the last. One piece."""
+    for s in k.range(segments):
+        spans[2 * s] = chunks
+        spans[2 * s + 1] = k.value(-1, i64)
+    for chunk in k.range(chunks):
+        for s in k.range(ranges[2 * chunk] // segment, ranges[2 * chunk + 1] // segment + 1):
+            spans[2 * s] = k.least(spans[2 * s], chunk)
+            spans[2 * s + 1] = chunk
+
+
+def scatter(
+    k: Trace, piece: Value, size: Value, dx_size: Value, dy: Pointer, indices: Pointer, dx: Pointer, ranges: Pointer,
+    spans: Pointer, flags: Pointer, slots: Value, memory: Pointer, *,
+    segment: int, type: Type, sums: Type, stream: bool,
+) -> None:  # fmt: skip
+    """dX, a segment a piece: the chunks that reach into it are walked in order."""
+    first = piece * segment
+    count = k.least(segment, dx_size - first)
+    with k.borrowed(flags, slots, memory, segment + PADDING) as totals:
+        _clear(k, totals, count, sums)
+        for chunk in k.range(spans[2 * piece], spans[2 * piece + 1] + 1):
+            with k.when((ranges[2 * chunk] < first + count) & (ranges[2 * chunk + 1] >= first)):
+                start = chunk * CHUNK
+                for at in k.unrolled(start, k.least(start + CHUNK, size), 4):
+                    place = _inside(k, indices[at] - first, count)
+                    totals[place] = totals[place] + k.to(sums, dy[at])
+        _deliver(k, totals, dx.at(first), count, type, sums, stream)
+
+
+PADDING = 64  # elements behind a segment's scratch memory; the first of them takes what falls outside
+
+
+def _inside(k: Trace, place: Value, count: Value) -> Value:
+    """The place in the segment, or the element behind it."""
+    return k.where(k.below(place, count), place, count)
+
+
+def _clear(k: Trace, totals: Pointer, count: Value, sums: Type) -> None:
+    lanes = k.target.lanes(sums)
+    for at in k.vectors(0, (count + lanes) // lanes * lanes, lanes=lanes, unroll=4):
+        totals[at] = k.value(0.0, sums, lanes)
+
+
+def _deliver(k: Trace, totals: Pointer, dx: Pointer, count: Value, type: Type, sums: Type, stream: bool) -> None:
+    lanes = k.target.lanes(sums)
+    for at in k.vectors(count, lanes=lanes, unroll=4, align=dx if stream else None):
+        dx.store(at, k.to(type.compute, totals[at]), stream=stream)
+
+
+# ---- from the input, planes -----------------------------------------------------------------------------------------
+
+
+def _row_winners(
+    k: Trace, x: Pointer, lines: tuple[Value, Value], geometry: Geometry, type: Type
+) -> Iterator[tuple[Value, Value, Lanes]]:
+    """For each vector of an output row: the maxima, their places in the plane (int32, -1 for none), and its lanes."""
+    by_vectors = geometry.strides[2] <= MOST_STRIDES and geometry.kernel[2] <= MOST_TAPS
+    lanes = k.target.lanes(type) if by_vectors else 1
+    inputs, outputs, stride = geometry.input_size, geometry.output_size[2], geometry.strides[2]
+    pad, reach = geometry.pads[2][0], geometry.extents[2] - 1
+    # Blocks whose every load lies inside the row need no masks.
+    low = max(0, -(-pad // (lanes * stride)))
+    high = max(low, (inputs[2] + pad - reach) // (lanes * stride))
+    blocks = -(-outputs // lanes)
+    low, high = min(low, blocks), min(high, outputs // lanes, blocks)
+    over = [taps(k, geometry, axis, line) for axis, line in enumerate(lines)]
+
+    for begin, end, masked in ((0, low, True), (low, max(low, high), False), (max(low, high), blocks, True)):
+        for block in k.range(begin, end):
+            best, place = k.var(-INFINITY, type.compute, lanes), k.var(-1, i32, lanes)
+            for i in k.range(*over[0][:2]):
+                for j in k.range(*over[1][:2]):
+                    row = (over[0][2](i) * inputs[1] + over[1][2](j)) * inputs[2]
+                    for tap in range(geometry.kernel[2]) if by_vectors else k.range(geometry.kernel[2]):
+                        start = tap * geometry.dilations[2] + (block * (lanes * stride) - pad)
+                        values = _strided(k, x.at(row), start, stride, lanes, inputs[2], masked, type)
+                        better = values > best
+                        spots = k.spread(k.to(i32, row + start), lanes) + k.ramp(i32, lanes, stride)
+                        best.set(k.where(better, values, best))
+                        place.set(k.where(better, spots, place))
+            at = whole_lanes(block * lanes, lanes)
+            if masked:
+                at = k.some(block * lanes, k.least(outputs - block * lanes, lanes), lanes)
+            yield best.read(), place.read(), at
+
+
+def _strided(
+    k: Trace, row: Pointer, start: Value, stride: int, lanes: int, width: int, masked: bool, type: Type
+) -> Value:
+    """Every `stride`-th element of a row from `start` on; with `masked`, -infinity outside the row."""
+    if lanes == 1:
+        inside = k.below(start, width)
+        return k.where(inside, row[k.where(inside, start, 0)], -INFINITY)
+    vectors = []
+    for v in range(stride):
+        at = whole_lanes(start + v * lanes, lanes)
+        if masked:
+            positions = k.iota(lanes) + k.spread(start + v * lanes, lanes)
+            inside = (positions >= 0) & (positions < width)
+            vectors.append(k.where(inside, row[replace(at, mask=inside)], -INFINITY))
+        else:
+            vectors.append(row[at])
+    result = vectors[0]
+    for v in range(1, stride):
+        picks = [lane * stride for lane in range(lanes)]
+        old = [p if v == 1 else lane for lane, p in enumerate(picks)]
+        order = [lanes + p % lanes if p // lanes == v else o % lanes for p, o in zip(picks, old, strict=True)]
+        result = k.shuffle(result, vectors[v], order)
+    return result
+
+
+def max_planes(
+    k: Trace, piece: Value, x: Pointer, y: Pointer, indices: Pointer, *, geometry: Geometry, type: Type, indexed: bool
+) -> None:
+    """The maxima, and where they stand: a piece is a row of outputs."""
+    outputs = geometry.output_size
+    rows, size = outputs[0] * outputs[1], count_of(geometry.input_size)
+    plane, line = piece // rows, piece % rows
+    place = piece * outputs[2]
+    for best, spots, at in _row_winners(k, x.at(plane * size), (line // outputs[1], line % outputs[1]), geometry, type):
+        y.at(place)[at] = best
+        if indexed:
+            found = k.to(i64, spots)
+            indices.at(place)[at] = k.where(found >= 0, found + plane * size, -1)
+
+
+def max_grad_planes(
+    k: Trace, piece: Value, dy: Pointer, x: Pointer, dx: Pointer, flags: Pointer, slots: Value, memory: Pointer, *,
+    geometry: Geometry, axis: int, band: int, type: Type, sums: Type, stream: bool,
+) -> None:  # fmt: skip
+    """dX from x: a piece is `band` slices of one plane along `axis`, the first axis that can be cut."""
+    inputs, outputs = geometry.input_size, geometry.output_size
+    slice_size = count_of(inputs) // inputs[axis]
+    bands = -(-inputs[axis] // band)
+    plane, first = piece // bands, piece % bands * band
+    last = k.least(first + band, inputs[axis])
+    origin, count = first * slice_size, (last - first) * slice_size
+    lanes = k.target.lanes(type)
+    dy_plane, x_plane = dy.at(plane * count_of(outputs)), x.at(plane * count_of(inputs))
+    over = [(k.value(0, i64), k.value(outputs[a], i64)) for a in range(2)]
+    if axis < 2:
+        over[axis] = _outputs_over(k, geometry, axis, first, last)
+    with k.borrowed(flags, slots, memory, band * slice_size + PADDING) as totals:
+        _clear(k, totals, count, sums)
+        spots = k.stack(i32, lanes)
+        for a in k.range(*over[0]):
+            for b in k.range(*over[1]):
+                line = dy_plane.at((a * outputs[1] + b) * outputs[2])
+                for _, places, at in _row_winners(k, x_plane, (a, b), geometry, type):
+                    spots[whole_lanes(0, places.lanes)] = places
+                    left = places.lanes if at.mask is None else k.least(outputs[2] - at.start, places.lanes)
+                    for lane in k.range(left):
+                        spot = _inside(k, k.to(i64, spots[lane]) - origin, count)
+                        totals[spot] = totals[spot] + k.to(sums, line[at.start + lane])
+        _deliver(k, totals, dx.at(plane * count_of(inputs) + origin), count, type, sums, stream)
+
+
+def _outputs_over(k: Trace, geometry: Geometry, axis: int, first: Value, last: Value) -> tuple[Value, Value]:
+    """The outputs whose windows may reach positions `first` to `last` - 1 of an axis."""
+    stride, pad, reach = geometry.strides[axis], geometry.pads[axis][0], geometry.extents[axis] - 1
+    low = k.most(first + (pad - reach + stride - 1), 0) // stride
+    high = k.most(last + (pad + stride - 1), 0) // stride
+    return low, k.least(high, geometry.output_size[axis])
+
+
+# ---- from the input, channels last ----------------------------------------------------------------------------------
+
+
+def _winners(
+    k: Trace,
+    x: Pointer,
+    at: tuple[Value, Value, Value],
+    geometry: Geometry,
+    channels: int,
+    spots: list[Lanes],
+    type: Type,
+) -> list[tuple[Any, Any]]:
+    """For each vector of channels of one window: the maxima and their positions (int32, -1 for none)."""
+    inputs, lanes = geometry.input_size, spots[0].count
+    over = [taps(k, geometry, axis, o) for axis, o in enumerate(at)]
+    found = [(k.var(-INFINITY, type.compute, lanes), k.var(-1, i32, lanes)) for _ in spots]
+    for i in k.range(*over[0][:2]):
+        for j in k.range(*over[1][:2]):
+            for m in k.range(*over[2][:2]):
+                a, b, c = (o[2](t) for o, t in zip(over, (i, j, m), strict=True))
+                position = (a * inputs[1] + b) * inputs[2] + c
+                here = k.spread(k.to(i32, position), lanes)
+                for (best, place), spot in zip(found, spots, strict=True):
+                    values = x.at(position * channels)[spot]
+                    better = values > best
+                    best.set(k.where(better, values, best))
+                    place.set(k.where(better, here, place))
+    return found
+
+
+def max_channels(
+    k: Trace, piece: Value, x: Pointer, y: Pointer, indices: Pointer, *,
+    geometry: Geometry, channels: int, type: Type, indexed: bool,
+) -> None:  # fmt: skip
+    """The maxima, and where they stand: a piece is a row of outputs."""
+    outputs = geometry.output_size
+    rows, size = outputs[0] * outputs[1], count_of(geometry.input_size)
+    image, line = piece // rows, piece % rows
+    lanes = k.target.lanes(type)
+    for o in k.range(outputs[2]):
+        place = (piece * outputs[2] + o) * channels
+        for spots in channel_tiles(k, channels, lanes):
+            at = (line // outputs[1], line % outputs[1], o)
+            found = _winners(k, x.at(image * (size * channels)), at, geometry, channels, spots, type)
+            for (best, positions), spot in zip(found, spots, strict=True):
+                y.at(place)[spot] = best
+                if indexed:
+                    wide = k.to(i64, positions)
+                    flat = (wide + image * size) * channels + k.iota(lanes) + spot.start
+                    indices.at(place)[spot] = k.where(wide >= 0, flat, -1)
+
+
+def max_grad_channels(
+    k: Trace, piece: Value, dy: Pointer, x: Pointer, dx: Pointer, covering: Pointer, flags: Pointer, slots: Value,
+    memory: Pointer, *, geometry: Geometry, channels: int, axis: int, band: int, most: int, type: Type, sums: Type,
+    stream: bool,
+) -> None:  # fmt: skip
+    """dX from x: a piece is `band` slices of one image along `axis`. The winners of all windows that reach into them
+    are found first (`most` is how many windows that can be); then each position asks the windows over it."""
+    inputs, outputs = geometry.input_size, geometry.output_size
+    bands = -(-inputs[axis] // band)
+    image, first = piece // bands, piece % bands * band
+    last = k.least(first + band, inputs[axis])
+    lanes = k.target.lanes(sums)
+    dy_image, x_image, dx_image = (
+        p.at(image * (count_of(n) * channels)) for p, n in ((dy, outputs), (x, inputs), (dx, inputs))
+    )
+    over = [(k.value(0, i64), k.value(outputs[a], i64)) for a in range(3)]
+    over[axis] = _outputs_over(k, geometry, axis, first, last)
+    origin = over[axis][0]
+    tiles = channel_tiles(k, channels, lanes, stream)
+
+    def window(a: Value, b: Value, c: Value) -> Value:
+        """The place of a window among those of this piece."""
+        own = [a, b, c]
+        own[axis] = own[axis] - origin
+        extents = [over[i][1] - over[i][0] for i in range(3)]
+        return (own[0] * extents[1] + own[1]) * extents[2] + own[2]
+
+    with k.borrowed(flags, slots, memory, most * channels + PADDING) as winners:
+        for a in k.range(*over[0]):
+            for b in k.range(*over[1]):
+                for c in k.range(*over[2]):
+                    place = winners.at(window(a, b, c) * channels)
+                    for spots in tiles:
+                        found = _winners(k, x_image, (a, b, c), geometry, channels, spots, type)
+                        for (_, positions), spot in zip(found, spots, strict=True):
+                            place[spot] = positions
+        reach = [geometry.covering(i).shape[1] for i in range(3)]
+        tables = [0, inputs[0] * reach[0], inputs[0] * reach[0] + inputs[1] * reach[1]]
+        over_positions = [(k.value(0, i64), k.value(inputs[i], i64)) for i in range(3)]
+        over_positions[axis] = (first, last)
+        for i in k.range(*over_positions[0]):
+            for j in k.range(*over_positions[1]):
+                for m in k.range(*over_positions[2]):
+                    position = (i * inputs[1] + j) * inputs[2] + m
+                    here = k.spread(k.to(i32, position), lanes)
+                    for spots in tiles:
+                        totals = [k.var(0.0, sums, lanes) for _ in spots]
+                        for p in k.range(reach[0]):
+                            a = covering[tables[0] + i * reach[0] + p]
+                            for q in k.range(reach[1]):
+                                b = covering[tables[1] + j * reach[1] + q]
+                                for r in k.range(reach[2]):
+                                    c = covering[tables[2] + m * reach[2] + r]
+                                    with k.when((a >= 0) & (b >= 0) & (c >= 0)):
+                                        source = dy_image.at(((a * outputs[1] + b) * outputs[2] + c) * channels)
+                                        place = winners.at(window(a, b, c) * channels)
+                                        for total, spot in zip(totals, spots, strict=True):
+                                            won = place[spot] == here
+                                            total += k.where(won, k.to(sums, source[spot]), 0.0)
+                        for total, spot in zip(totals, spots, strict=True):
+                            dx_image.at(position * channels).store(spot, k.to(type.compute, total), stream=stream)

@@ -1,0 +1,74 @@
+"""TensorFlow.js itself: its CPU backend under Node, installed by npm at the first use and bundled with esbuild.
+
+The folder is TFJS_PEER_DIR, or one in the user's folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peers.child import Child, decode, encode
+
+SOURCE = Path(__file__).parent / "tfjs_child"
+BUNDLE = "bundle.cjs"
+
+
+def run(kernel: str, inputs: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> np.ndarray:
+    """The kernel's result; `PeerError` with TensorFlow.js' message where it throws."""
+    encoded = {name: encode(x) for name, x in inputs.items()}
+    return decode(_child().call({"kernel": kernel, "inputs": encoded, "attributes": dict(attributes)}))
+
+
+@functools.cache
+def available() -> str:
+    """'' where it can be used, otherwise why not. The first call may install it."""
+    for tool in ("node", "npm"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed"
+    folder = _folder()
+    try:
+        if not _current(folder):
+            _install(folder)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or ""
+        return f"TensorFlow.js could not be installed: {error} {said[-300:]}"
+    return ""
+
+
+def _folder() -> Path:
+    given = os.environ.get("TFJS_PEER_DIR")
+    return Path(given) if given else Path(tempfile.gettempdir()) / f"backstroke-tfjs-peer-{getpass.getuser()}"
+
+
+def _current(folder: Path) -> bool:
+    names = [path.name for path in SOURCE.iterdir()]
+    same = all((folder / n).exists() and (folder / n).read_bytes() == (SOURCE / n).read_bytes() for n in names)
+    return same and (folder / BUNDLE).exists()
+
+
+def _install(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / BUNDLE).unlink(missing_ok=True)
+    for path in SOURCE.iterdir():
+        shutil.copy(path, folder)
+    esbuild = ["node", "node_modules/esbuild/bin/esbuild", "entry.js", "--bundle", f"--outfile={BUNDLE}"]
+    for command in (
+        ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"],
+        [*esbuild, "--platform=node", "--main-fields=module,main", "--format=cjs", "--log-level=error"],
+    ):
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=300)
+
+
+@functools.cache
+def _child() -> Child:
+    return Child(["node", str(_folder() / BUNDLE)])
