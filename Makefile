@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The systems that we are compared with. One of them calls itself onnxruntime, as another package does: a place apart.
+PEERS ?= .venv-peers
 
 .PHONY: demo test check bench documents clean
 
@@ -14,9 +16,9 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@
 
-$(VENV)/.peers: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[peers]"
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check "onnxruntime-training-cpu==1.19.2" onnx
+$(PEERS)/.made: pyproject.toml
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev,peers]"
 	touch $@
 
 demo: $(VENV)/.demo
@@ -31,13 +33,13 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m benchmarks.documents --check
 
-bench: $(VENV)/.peers
-	$(BIN)/python -m benchmarks --json bench-results.json
+bench: $(PEERS)/.made
+	$(PEERS)/bin/python -m benchmarks --json bench-results.json
 
 # The figures of the README and of docs/benchmarks, measured here and now.
-documents: $(VENV)/.peers
-	$(BIN)/python -m benchmarks --json docs/benchmarks/figures.json
-	$(BIN)/python -m benchmarks.documents
+documents: $(PEERS)/.made
+	$(PEERS)/bin/python -m benchmarks --json docs/benchmarks/figures.json
+	$(PEERS)/bin/python -m benchmarks.documents
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
