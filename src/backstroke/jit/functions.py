@@ -49,6 +49,26 @@ def exp(x: Any) -> Any:
     return _exp(k, x.read(), None) if k else np.exp(x)
 
 
+def sqrt(x: Any) -> Any:
+    """The square root, rounded once; NaN below zero."""
+    k = _trace(x)
+    return k.elementwise_intrinsic("sqrt", x.read()) if k else np.sqrt(x)
+
+
+def log(x: Any) -> Any:
+    """The natural logarithm, at most 2 ulp from the true value; -inf at 0, NaN below, inf and NaN where they are due."""
+    k = _trace(x)
+    return _log(k, x.read()) if k else np.log(x)
+
+
+def log_1p(x: Any) -> Any:
+    """log(1 + x) for x from 0 to 1, at most 4 ulp from the true value."""
+    if _trace(x) is None:
+        return np.log1p(x)
+    whole = 1 + x  # what rounding took off it is put back: log(w + d) is log(w) + d / w for so small a d
+    return log(whole) + (x - (whole - 1)) / whole
+
+
 def exact_product(a: Any, b: Any) -> tuple[Any, Any]:
     """`a * b` rounded, and what rounding took off it."""
     product = a * b
@@ -107,6 +127,40 @@ def _exp(k: Trace, x: Value, rest: Value | None) -> Value:
     return series * powers[0] * powers[1]
 
 
+def _log(k: Trace, x: Value) -> Value:
+    """log(x) = n ln 2 + log(m) with x = 2^n m and m from sqrt(1/2) to sqrt(2); log(m) = 2 artanh((m - 1) / (m + 1)).
+
+    artanh is its Taylor series. m - 1 = f is exact, and log(m) is written as f - (f^2/2 - s (f^2/2 + rest)) with
+    s = f / (2 + f), so that what rounds is small against f. ln 2 is added in two parts, as in exp.
+    """
+    single = x.type is f32
+    integers, fraction, bias = (i32, 23, 127) if single else (i64, 52, 1023)
+    tiny, lift = (2.0**-126, 25) if single else (2.0**-1022, 54)
+    high, low = (
+        (0.693145751953125, 1.4286067653302215e-06)
+        if single
+        else (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+    )
+    terms = 5 if single else 11
+
+    subnormal = x < tiny
+    bits = k.bits(integers, k.where(subnormal, x * 2.0**lift, x))
+    root = k.bits(integers, k.value(0.5**0.5, x.type, x.lanes))
+    power = (bits - root) >> fraction  # m is x without it, and so lies from sqrt(1/2) on
+    f = k.bits(x.type, bits - (power << fraction)) - 1
+    n = k.to(x.type, k.where(subnormal, power - lift, power))
+    s = f / (f + 2)
+    square = s * s
+    series = k.value(2 / (2 * terms + 1), x.type, x.lanes)
+    for i in range(terms - 1, 0, -1):
+        series = k.muladd(series, square, 2 / (2 * i + 1))
+    half = f * f * 0.5
+    rest = k.muladd(s, half + square * series, n * low)
+    result = k.muladd(n, high, f - (half - rest))
+    result = k.where(x == x, k.where(x > largest(x), x, result), x)
+    return k.where(x > 0, result, k.where(x == 0, -float("inf"), k.where(x < 0, float("nan"), x)))
+
+
 def _scale_by_instruction(k: Trace, x: Value, n: Value) -> Value:
     """x 2^n by the one instruction that AVX-512 has for it."""
     name = "x86.avx512.mask.scalef." + ("ps.512" if x.type is f32 else "pd.512")
@@ -114,4 +168,4 @@ def _scale_by_instruction(k: Trace, x: Value, n: Value) -> Value:
     return Value(k, k.intrinsic(name, x.ir.type, [x.ir, n.ir, x.ir, every, nearest]), x.type, x.lanes)
 
 
-__all__ = ["exact_product", "exp", "exp_of_minus_abs", "fma", "largest", "ready", "where"]
+__all__ = ["exact_product", "exp", "exp_of_minus_abs", "fma", "largest", "log", "log_1p", "ready", "sqrt", "where"]
