@@ -10,10 +10,8 @@ import platform
 import re
 from pathlib import Path
 
-import numpy as np
-
 import backstroke as bs
-from backstroke.registry import OPS
+from backstroke.registry import OPS, moved_bytes
 
 from . import limits, peers, report, startup
 from .problems import PROBLEMS
@@ -44,15 +42,16 @@ def main() -> None:
         if not re.search(arguments.only, str(problem)):
             continue
         data = problem.arguments()
-        out = np.empty_like(data[0])
+        out = problem.output(data)
         ways = {peer.name: calls for peer in found if (calls := peer.calls(problem, data, out))}
         jobs = [(name, how, call) for name, calls in ways.items() for how, call in enumerate(calls) if call]
         jobs += [("limit", 2, call) for call in limits.read_read_write(data, out)]
+        moved = moved_bytes(data, out)
         seconds = interleaved([call for *_, call in jobs], arguments.rounds)
         times: list[dict[str, float]] = [{}, {}, {}]
         for (name, how, _), second in zip(jobs, seconds, strict=True):
             times[how][name] = min(second, times[how].get(name, second))
-        timed.append(report.Timed(problem, times[0], times[1], times[2].get("limit")))
+        timed.append(report.Timed(problem, moved, times[0], times[1], times[2].get("limit")))
         print(report.row(timed[-1]), flush=True)
 
     overhead, first = startup.call_overhead(), startup.first_calls([op.name for op in OPS])

@@ -27,7 +27,7 @@ class Peer(Protocol):
 
     def version(self) -> str: ...
     def threads(self, count: int) -> None: ...
-    def calls(self, problem: Problem, arguments: list[np.ndarray], out: np.ndarray) -> Calls | None: ...
+    def calls(self, problem: Problem, arguments: list[Any], out: Any) -> Calls | None: ...
 
 
 class Ours:
@@ -41,8 +41,8 @@ class Ours:
     def threads(self, count: int) -> None:
         bs.set_num_threads(count)
 
-    def calls(self, problem: Problem, arguments: list[np.ndarray], out: np.ndarray) -> Calls | None:
-        function, options = problem.entry.function, problem.options
+    def calls(self, problem: Problem, arguments: list[Any], out: Any) -> Calls | None:
+        function, options = problem.entry.function, problem.keywords
         return lambda: function(*arguments, **options), lambda: function(*arguments, **options, out=out)
 
 
@@ -57,7 +57,9 @@ class NumPy:
     def threads(self, count: int) -> None:
         """NumPy's elementwise operations use one thread."""
 
-    def calls(self, problem: Problem, arguments: list[np.ndarray], out: np.ndarray) -> Calls | None:
+    def calls(self, problem: Problem, arguments: list[Any], out: Any) -> Calls | None:
+        if problem.entry.family not in ("activation", "softmax"):
+            return None
         dy, x = arguments
         axis = problem.options.get("axis", -1)
         formulas: dict[str, Callable[[], object]] = {
@@ -87,7 +89,9 @@ class Torch:
     def threads(self, count: int) -> None:
         self._torch.set_num_threads(count)
 
-    def calls(self, problem: Problem, arguments: list[np.ndarray], out: np.ndarray) -> Calls | None:
+    def calls(self, problem: Problem, arguments: list[Any], out: Any) -> Calls | None:
+        if problem.entry.family not in ("activation", "softmax"):
+            return None
         torch, aten = self._torch, self._torch.ops.aten
         dy, x, dx = (self._tensor(a) for a in (*arguments, out))
         axis = problem.options.get("axis", -1)
@@ -143,7 +147,7 @@ class OnnxRuntime:
     def threads(self, count: int) -> None:
         self._threads = count
 
-    def calls(self, problem: Problem, arguments: list[np.ndarray], out: np.ndarray) -> Calls | None:
+    def calls(self, problem: Problem, arguments: list[Any], out: Any) -> Calls | None:
         if problem.op not in self._OPS or problem.dtype != "float32":
             return None
         helper, kind = self._onnx.helper, self._onnx.TensorProto.FLOAT

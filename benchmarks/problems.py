@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from backstroke.registry import OPS, Op
+from backstroke.registry import OPS, Op, results
 
 SEED = 2026
 
@@ -27,19 +27,21 @@ class Problem:
     def entry(self) -> Op:
         return next(op for op in OPS if op.name == self.op)
 
-    def arguments(self) -> list[np.ndarray]:
-        """The arrays of the problem, the same in every run."""
-        dtype = next(d for d in self.entry.dtypes if d.name == self.dtype)
-        return self.entry.sample(np.random.default_rng(SEED), self.shape, dtype)
-
     @property
-    def bytes(self) -> int:
-        """What must be read and written once."""
-        size = 2 if self.dtype in ("float16", "bfloat16") else 8 if self.dtype == "float64" else 4
-        count = len(self.entry.samples) + 1
-        for extent in self.shape:
-            size *= extent
-        return size * count
+    def keywords(self) -> dict[str, Any]:
+        """The options that the function takes by keyword."""
+        return self.entry.keywords(self.options)
+
+    def arguments(self) -> list[Any]:
+        """The arguments by position, the same in every run."""
+        dtype = next(d for d in self.entry.dtypes if d.name == self.dtype)
+        return self.entry.sample(np.random.default_rng(SEED), self.shape, dtype, **self.options)
+
+    def output(self, arguments: list[Any]) -> Any:
+        """An output to be given: an array, or a tuple of them."""
+        answer = self.entry.function(*arguments, **self.keywords)
+        empty = tuple(map(np.empty_like, results(answer)))
+        return empty if isinstance(answer, tuple) else empty[0]
 
     def __str__(self) -> str:
         options = "".join(f" {name}{value}" for name, value in self.options.items())

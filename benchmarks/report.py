@@ -12,9 +12,10 @@ from .problems import Problem
 
 @dataclass(frozen=True)
 class Timed:
-    """The times of one problem in seconds: by peer, as called and with the output given; and the memory's limit."""
+    """One problem: the bytes to move; seconds by peer, as called and with the output given; and the memory's limit."""
 
     problem: Problem
+    bytes: int
     called: dict[str, float]
     given: dict[str, float]
     limit: float | None = None
@@ -68,7 +69,7 @@ def _bar(text: str, bound: float, group: str, how: str, join: Callable[..., floa
 
 def bandwidth(timed: list[Timed]) -> float | None:
     """The best streaming bandwidth that was seen."""
-    return max((t.problem.bytes / t.limit for t in timed if t.limit), default=None)
+    return max((t.bytes / t.limit for t in timed if t.limit), default=None)
 
 
 def _small_types(timed: list[Timed]) -> list[float | None]:
@@ -99,7 +100,7 @@ def row(timed: Timed) -> str:
     ours = timed.given["backstroke"]
     cells = [f"{timed.problem!s:44}", f"{_time(timed.called['backstroke'])} {_time(ours)}"]
     share = f"{100 * timed.share:4.0f} %" if timed.share else "      "
-    cells.append(f"{timed.problem.bytes / ours / 1e9:6.1f} GB/s {share}")
+    cells.append(f"{timed.bytes / ours / 1e9:6.1f} GB/s {share}")
     for peer in timed.called:
         if peer == "backstroke":
             continue

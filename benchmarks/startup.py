@@ -17,12 +17,14 @@ import backstroke as bs
 _FIRST_CALL = """
 import json, time
 start = time.perf_counter()
-import backstroke as bs
+import backstroke
 imported = time.perf_counter()
 import numpy as np
-x = np.ones(16, np.float32)
+from backstroke.registry import OPS
+op = next(op for op in OPS if op.name == "{op}")
+arguments, keywords = op.example(np.random.default_rng(0), op.small, np.float32)
 ready = time.perf_counter()
-bs.{op}(x, x)
+op.function(*arguments, **keywords)
 first = time.perf_counter()
 print(json.dumps([imported - start, first - ready]))
 """

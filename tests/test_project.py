@@ -102,7 +102,9 @@ def test_the_tour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 
 
 def test_import_leaves_the_slow_things_for_later() -> None:
-    code = "import sys, backstroke; print([m for m in ('numpy.ma', 'backstroke.jit.trace', 'torch') if m in sys.modules])"
+    code = (
+        "import sys, backstroke; print([m for m in ('numpy.ma', 'backstroke.jit.trace', 'torch') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

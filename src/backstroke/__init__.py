@@ -10,17 +10,31 @@ from . import reference
 from .activation import leaky_relu_grad, quick_gelu_grad, relu_grad, sigmoid_grad, tanh_grad
 from .errors import UnsupportedError
 from .machine import empty_cache, get_num_threads, info, set_memory_limit, set_num_threads
+from .pooling import (
+    avg_pool,
+    avg_pool_grad,
+    global_avg_pool_grad,
+    max_pool,
+    max_pool_grad,
+    max_pool_grad_from_input,
+)
 from .softmax import log_softmax_grad, softmax_grad
 from .version import __version__
 
 __all__ = [
     "UnsupportedError",
     "__version__",
+    "avg_pool",
+    "avg_pool_grad",
     "empty_cache",
     "get_num_threads",
+    "global_avg_pool_grad",
     "info",
     "leaky_relu_grad",
     "log_softmax_grad",
+    "max_pool",
+    "max_pool_grad",
+    "max_pool_grad_from_input",
     "quick_gelu_grad",
     "reference",
     "relu_grad",

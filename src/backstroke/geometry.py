@@ -238,6 +238,11 @@ def spatial_axes(shape: Sequence[int], layout: str, name: str) -> range:
     return range(2, len(shape)) if layout == "NCX" else range(1, len(shape) - 1)
 
 
+def in_layout(shape: Sequence[int], sizes: Sequence[int], layout: str) -> tuple[int, ...]:
+    """The shape with other spatial sizes."""
+    return (*shape[:2], *sizes) if layout == "NCX" else (shape[0], *sizes, shape[-1])
+
+
 def tfjs_pool_2d(
     input_size: Sequence[int],
     filter_size: float | Sequence[float],

@@ -4,11 +4,25 @@ They are the specification of the kernels and what the tests compare them with. 
 """
 
 from .activation.reference import leaky_relu_grad, quick_gelu_grad, relu_grad, sigmoid_grad, tanh_grad
+from .pooling.reference import (
+    avg_pool,
+    avg_pool_grad,
+    global_avg_pool_grad,
+    max_pool,
+    max_pool_grad,
+    max_pool_grad_from_input,
+)
 from .softmax.reference import log_softmax_grad, softmax_grad
 
 __all__ = [
+    "avg_pool",
+    "avg_pool_grad",
+    "global_avg_pool_grad",
     "leaky_relu_grad",
     "log_softmax_grad",
+    "max_pool",
+    "max_pool_grad",
+    "max_pool_grad_from_input",
     "quick_gelu_grad",
     "relu_grad",
     "sigmoid_grad",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import importlib.util
 import itertools
 import multiprocessing
@@ -41,7 +42,23 @@ def same_number_of_threads() -> Iterator[None]:
 # ---- the same bits -------------------------------------------------------------------------------------------------
 
 
+ALIKE = [op for op in registry.OPS if op.family in ("activation", "softmax")]
+
+
 @pytest.mark.parametrize("op", registry.OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", registry.FLOATS, ids=str)
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_every_op_has_the_same_bits_for_any_number_of_threads(op: Any, dtype: np.dtype, size: str) -> None:
+    arguments, keywords = op.example(np.random.default_rng(5), getattr(op, size), dtype)
+    bs.set_num_threads(1)
+    want = registry.results(op.function(*arguments, **keywords))
+    for count in (2, 3, 7, 2):
+        bs.set_num_threads(count)
+        got = registry.results(op.function(*arguments, **keywords))
+        assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("op", ALIKE, ids=lambda op: op.name)
 @pytest.mark.parametrize("dtype", registry.FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(70_001,), (3, 9, 11_117), (400, 777)], ids=str)
 def test_the_bits_are_the_same_for_any_number_of_threads(op: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
@@ -102,9 +119,10 @@ def hammer(seconds: float, callers: int, *, meanwhile: Any = lambda: None) -> in
     rng = np.random.default_rng(8)
     jobs = []
     for op, size in itertools.product(registry.OPS, (5, 1000, 20_000, 300_000)):
-        shape = (size // 100 or 1, min(size, 100))
-        arguments = op.sample(rng, shape, rng.choice(np.array([np.float32, np.float16, np.float64])))
-        jobs.append((op.function, arguments, op.function(*arguments)))
+        problem = registry.Example((size // 100 or 1, min(size, 100))) if op in ALIKE else op.small
+        arguments, keywords = op.example(rng, problem, rng.choice(np.array([np.float32, np.float16, np.float64])))
+        call = functools.partial(op.function, *arguments, **keywords)
+        jobs.append((op.name, call, registry.results(call())))
     end, done, wrong = time.monotonic() + seconds, [0] * callers, []
 
     def work(me: int) -> None:
@@ -112,10 +130,10 @@ def hammer(seconds: float, callers: int, *, meanwhile: Any = lambda: None) -> in
         for number in itertools.cycle(order):
             if time.monotonic() > end or wrong:
                 return
-            function, arguments, want = jobs[number]
+            name, call, want = jobs[number]
             try:
-                if not same_bits(function(*arguments), want):
-                    wrong.append(function.__name__)
+                if not all(map(same_bits, registry.results(call()), want)):
+                    wrong.append(name)
             except Exception as error:
                 wrong.append(repr(error))
             done[me] += 1

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays, memory
-from ..geometry import Counted, Geometry, ceil_rounding, integers, spatial_axes
+from ..geometry import Counted, Geometry, ceil_rounding, in_layout, integers, spatial_axes
 from . import plans
 
 Axes = int | Sequence[int]
@@ -156,7 +156,7 @@ def window_max(x: Any, geometry: Geometry, layout: str, *, return_indices: bool 
     """The maxima of the windows of `geometry`; see `max_pool`."""
     values = arrays.floating("x", x)
     _check_sizes("x", values.shape, layout, geometry.input_size)
-    shape = _shape_like(values.shape, geometry.output_size, layout)
+    shape = in_layout(values.shape, geometry.output_size, layout)
     inputs, one = {"x": values}, not return_indices
     outs = (out, None) if one else _pair(out)
     y = _result(outs[0], shape, values.dtype, inputs, "out" if one else "out[0]")
@@ -174,7 +174,7 @@ def window_max_grad(
     if gradient.dtype != values.dtype:
         raise TypeError(f"dy: {gradient.dtype} given, expected x's type, {values.dtype}")
     _check_sizes("x", values.shape, layout, geometry.input_size)
-    _check_shape("dy", gradient.shape, _shape_like(values.shape, geometry.output_size, layout))
+    _check_shape("dy", gradient.shape, in_layout(values.shape, geometry.output_size, layout))
     result = _result(out, values.shape, values.dtype, {"dy": gradient, "x": values}, "out")
     plans.window_max_grad(gradient, values, geometry, layout, result, double_sums)
     return arrays.give(result, out, dy)
@@ -184,7 +184,7 @@ def window_mean(x: Any, geometry: Geometry, counted: Counted, layout: str, *, ou
     """The averages of the windows of `geometry`, divided by what `counted` says; see `avg_pool`."""
     values = arrays.floating("x", x)
     _check_sizes("x", values.shape, layout, geometry.input_size)
-    shape = _shape_like(values.shape, geometry.output_size, layout)
+    shape = in_layout(values.shape, geometry.output_size, layout)
     result = _result(out, shape, values.dtype, {"x": values}, "out")
     plans.window_mean(values, geometry, counted, layout, result)
     return arrays.give(result, out, x)
@@ -203,7 +203,7 @@ def window_mean_grad(
     """The gradient of `window_mean`; see `avg_pool_grad`. `double_sums` sums in float64 and rounds once."""
     gradient, shape = arrays.floating("dy", dy), integers("input_shape", input_shape, None, 0)
     _check_sizes("input_shape", shape, layout, geometry.input_size)
-    _check_shape("dy", gradient.shape, _shape_like(shape, geometry.output_size, layout))
+    _check_shape("dy", gradient.shape, in_layout(shape, geometry.output_size, layout))
     result = _result(out, shape, gradient.dtype, {"dy": gradient}, "out")
     plans.window_mean_grad(gradient, geometry, counted, layout, result, double_sums)
     return arrays.give(result, out, dy)
@@ -256,10 +256,6 @@ def _counted(count_include_pad: Any) -> Counted:
     if not isinstance(count_include_pad, (bool, np.bool_)):
         raise TypeError(f"count_include_pad: {count_include_pad!r} given, expected a bool")
     return "padded" if count_include_pad else "valid"
-
-
-def _shape_like(shape: tuple[int, ...], sizes: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    return (*shape[:2], *sizes) if layout == "NCX" else (shape[0], *sizes, shape[-1])
 
 
 def _check_sizes(name: str, shape: tuple[int, ...], layout: str, sizes: tuple[int, ...]) -> None:
