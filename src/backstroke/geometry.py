@@ -9,6 +9,7 @@ Terms. A *tap* is one element of the kernel; the taps of output position `o` on 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import numbers
@@ -71,6 +72,7 @@ class Geometry:
         dilations: int | Sequence[int] = 1,
         auto_pad: str = "none",
         rounding: Rounding = "floor",
+        kernel_name: str = "kernel",
     ) -> Geometry:
         """The geometry that the arguments of a public function describe.
 
@@ -82,30 +84,21 @@ class Geometry:
         "none" it goes with pads of zero only.
         rounding: how many windows fit when the last stride is not whole. "floor"; "ceil"; "ceil_inside", which is
         "ceil" but drops a last window that starts in the end padding (ONNX, PyTorch); "round", halves go up; "trunc".
+        kernel_name: what errors call the kernel.
 
         An output that would be shorter than 1 on some axis is a ValueError.
         """
         input_size = integers("input_size", input_size, None, 0)
         rank = len(input_size)
-        kernel = integers("kernel", kernel, rank, 1)
+        kernel = integers(kernel_name, kernel, rank, 1)
         strides = kernel if strides is None else integers("strides", strides, rank, 1)
         dilations = integers("dilations", dilations, rank, 1)
         pad_pairs = _pad_pairs(pads, rank, least=0)
-        extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
         mode = _choice("auto_pad", auto_pad.lower() if isinstance(auto_pad, str) else auto_pad, _AUTO_PADS)
         if mode != "none" and any(side for pair in pad_pairs for side in pair):
             raise ValueError(f"pads: {pads!r} given with auto_pad={auto_pad!r}, expected 0: one of the two decides")
-        if mode.startswith("same"):
-            upper = mode == "same_upper"
-            pad_pairs = tuple(_same_pads(n, e, s, upper) for n, e, s in zip(input_size, extents, strides, strict=True))
-        output_size = tuple(map(window_count, input_size, extents, strides, pad_pairs, itertools.repeat(rounding)))
-        for axis, count in enumerate(output_size):
-            if count < 1:
-                raise ValueError(
-                    f"kernel: no window fits on spatial axis {axis}: input {input_size[axis]} with pads"
-                    f" {pad_pairs[axis]} is shorter than the window's extent {extents[axis]}"
-                )
-        return cls(input_size, output_size, kernel, strides, dilations, pad_pairs)
+        _choice("rounding", rounding, tuple(_ROUND))
+        return _geometry(input_size, kernel, strides, dilations, pad_pairs, mode, rounding, kernel_name)
 
     @property
     def rank(self) -> int:
@@ -206,6 +199,32 @@ class Geometry:
             reach = self.output_size[axis] * self.strides[axis] + self.extents[axis] + self.dilations[axis]
             if max(reach, self.input_size[axis] + abs(end)) + abs(begin) > _INT64_MAX:
                 raise ValueError(f"spatial axis {axis} of {self}: positions do not fit in 64 bits")
+
+
+@functools.lru_cache(maxsize=512)
+def _geometry(
+    input_size: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+    pads: Pads,
+    auto_pad: str,
+    rounding: Rounding,
+    kernel_name: str,
+) -> Geometry:
+    """`Geometry.of`, its arguments checked: calls come again and again with the same ones."""
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    if auto_pad.startswith("same"):
+        upper = auto_pad == "same_upper"
+        pads = tuple(_same_pads(n, e, s, upper) for n, e, s in zip(input_size, extents, strides, strict=True))
+    output_size = tuple(map(window_count, input_size, extents, strides, pads, itertools.repeat(rounding)))
+    for axis, count in enumerate(output_size):
+        if count < 1:
+            raise ValueError(
+                f"{kernel_name}: no window fits on spatial axis {axis}: input {input_size[axis]} with pads"
+                f" {pads[axis]} is shorter than the window's extent {extents[axis]}"
+            )
+    return Geometry(input_size, output_size, kernel, strides, dilations, pads)
 
 
 def window_count(size: int, extent: int, stride: int, pads: tuple[int, int], rounding: Rounding = "floor") -> int:

@@ -1,0 +1,111 @@
+"""What the shapes of x and w and the window arguments of a convolution say, checked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..geometry import Geometry, spatial_axes
+
+Axes = int | Sequence[int]
+Pads = int | Sequence[int] | Sequence[Sequence[int]]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """One convolution: its windows, its groups, its layout, and the shapes of its arrays."""
+
+    geometry: Geometry
+    group: int
+    layout: str
+    x: Shape
+    w: Shape
+
+    @property
+    def outputs(self) -> int:
+        """Output channels."""
+        return self.w[0 if self.layout == "NCX" else -1]
+
+    @functools.cached_property
+    def y(self) -> Shape:
+        """The shape of y and dy."""
+        sizes = self.geometry.output_size
+        if self.layout == "NCX":
+            return (self.x[0], self.outputs, *sizes)
+        return (self.x[0], *sizes, self.outputs)
+
+    @property
+    def b(self) -> Shape:
+        """The shape of the bias and of db."""
+        return (self.outputs,)
+
+
+def shapes_of(
+    x: Sequence[int],
+    w: Sequence[int],
+    *,
+    strides: Axes = 1,
+    pads: Pads = 0,
+    dilations: Axes = 1,
+    group: int = 1,
+    auto_pad: str = "none",
+    layout: str = "NCX",
+) -> Shapes:
+    """The convolution of an input and weights of these shapes; a ValueError or TypeError that names what is wrong."""
+    axes, kernel_axes = _axes(tuple(x), tuple(w), layout)
+    geometry = Geometry.of(
+        [x[axis] for axis in axes],
+        _kernel(tuple(w), kernel_axes),
+        strides=strides,
+        pads=pads,
+        dilations=dilations,
+        auto_pad=auto_pad,
+        kernel_name="w",
+    )
+    return shapes_with(geometry, x, w, group=group, layout=layout)
+
+
+def shapes_with(geometry: Geometry, x: Sequence[int], w: Sequence[int], *, group: int, layout: str) -> Shapes:
+    """As `shapes_of`, where the windows are known already."""
+    x, w = tuple(x), tuple(w)
+    axes, kernel_axes = _axes(x, w, layout)
+    sizes = tuple(x[axis] for axis in axes)
+    if sizes != geometry.input_size:
+        raise ValueError(f"x: spatial size {sizes} given, expected {geometry.input_size}")
+    if (kernel := _kernel(w, kernel_axes)) != geometry.kernel:
+        raise ValueError(f"w: spatial size {kernel} given, expected {geometry.kernel}")
+    if isinstance(group, bool) or not hasattr(group, "__index__"):
+        raise TypeError(f"group: {group!r} given, expected an integer >= 1")
+    if (count := group.__index__()) < 1:
+        raise ValueError(f"group: {group!r} given, expected an integer >= 1")
+    channels, per_group = (x[1], w[1]) if layout == "NCX" else (x[-1], w[-2])
+    if channels != per_group * count:
+        raise ValueError(
+            f"w: shape {w} given, {per_group} input channels in each of {count} groups,"
+            f" expected group * that = {channels} as in x of shape {x}"
+        )
+    shapes = Shapes(geometry, count, layout, x, w)
+    if shapes.outputs % count:
+        raise ValueError(f"w: shape {w} given, {shapes.outputs} output channels, expected a multiple of {count} groups")
+    geometry.require_int64()
+    return shapes
+
+
+def _axes(x: Shape, w: Shape, layout: str) -> tuple[range, range]:
+    """The spatial axes of x and of w."""
+    axes = spatial_axes(x, layout, "x")
+    if len(w) != len(x):
+        raise ValueError(f"w: shape {w} given, expected {len(x)} axes as in x of shape {x}")
+    return axes, range(2, len(w)) if layout == "NCX" else range(len(w) - 2)
+
+
+def _kernel(w: Shape, axes: range) -> Shape:
+    kernel = tuple(w[axis] for axis in axes)
+    if 0 in kernel:
+        raise ValueError(f"w: shape {w} given, expected a kernel of at least 1 on every spatial axis")
+    return kernel
+
+
+__all__ = ["Axes", "Pads", "Shape", "Shapes", "shapes_of", "shapes_with"]
