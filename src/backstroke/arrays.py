@@ -175,7 +175,10 @@ def give(result: np.ndarray, out: Any, like: Any) -> Any:
 
 
 def _foreign(name: str, x: Any) -> np.ndarray:
-    device = getattr(x, "__dlpack_device__", lambda: (1, 0))()
+    try:
+        device = getattr(x, "__dlpack_device__", lambda: (1, 0))()
+    except (BufferError, RuntimeError, ValueError, TypeError) as error:  # torch's "meta", say
+        raise TypeError(f"{name} is not in the CPU's memory: {error}") from error
     if int(device[0]) != 1:
         raise TypeError(f"{name} is not in the CPU's memory (DLPack device {device}); move it there first")
     try:

@@ -106,4 +106,51 @@ def quick_gelu_grad(dy: Any, x: Any, *, alpha: float = 1.702, out: Any = None) -
     return _quick_gelu_grad(dy, x, out, alpha if type(alpha) is float else arrays.number("alpha", alpha))
 
 
+class _Mapped:
+    """Runs one formula over one array (and its scalars)."""
+
+    def __init__(self, formula: Callable[..., Any], scalars: int = 0) -> None:
+        self._formula, self._scalars = formula, scalars
+
+    def __call__(self, x: Any, out: Any, *scalars: float) -> Any:
+        _, (a,), result, flat = arrays.arrange({"x": arrays.floating("x", x)}, out)
+        type, stream = arrays.TYPES[a.dtype], a.nbytes > memory.large_output(inputs=1)
+        params = [scalar(), *[pointer(type)] * 2, *[scalar(type.compute)] * self._scalars]
+        kernel = compiler.kernel(kernels.mapped, *params, formula=self._formula, type=type, stream=stream)
+        places = [arrays.address(each) for each in (a, flat)]
+        pool.run(kernel, kernel.pack(a.size, *places, *scalars), kernels.pieces(a.size))
+        return arrays.give(result, out, x)
+
+
+_relu, _sigmoid, _tanh = _Mapped(kernels.relu), _Mapped(kernels.sigmoid), _Mapped(kernels.tanh)
+_leaky_relu, _quick_gelu = _Mapped(kernels.leaky_relu, scalars=1), _Mapped(kernels.quick_gelu, scalars=1)
+
+
+def relu(x: Any, *, out: Any = None) -> Any:
+    """`x where x > 0, else 0`; NaN stays NaN, and -0 becomes +0."""
+    return _relu(x, out)
+
+
+def leaky_relu(x: Any, *, alpha: float = 0.01, out: Any = None) -> Any:
+    """`x where x > 0, else alpha * x`; NaN stays NaN."""
+    return _leaky_relu(x, out, arrays.number("alpha", alpha))
+
+
+def sigmoid(x: Any, *, out: Any = None) -> Any:
+    """`1 / (1 + exp(-x))`, without overflow; 0 and 1 at the infinities, NaN stays NaN."""
+    return _sigmoid(x, out)
+
+
+def tanh(x: Any, *, out: Any = None) -> Any:
+    """The hyperbolic tangent; -1 and 1 at the infinities, NaN stays NaN."""
+    return _tanh(x, out)
+
+
+def quick_gelu(x: Any, *, alpha: float = 1.702, out: Any = None) -> Any:
+    """`x * sigmoid(alpha * x)`; at x = -infinity NaN, as the formula has it."""
+    return _quick_gelu(x, out, arrays.number("alpha", alpha))
+
+
+FORWARD = (relu, leaky_relu, sigmoid, tanh, quick_gelu)
+
 __all__ = ["leaky_relu_grad", "quick_gelu_grad", "relu_grad", "sigmoid_grad", "tanh_grad"]

@@ -77,3 +77,59 @@ def elementwise(
     last = k.least(first + CHUNK, size)
     for at in k.vectors(first, last, lanes=lanes, unroll=UNROLL, align=dx if stream else None):
         dx.store(at, formula(dy[at], x[at], *scalars), stream=stream)
+
+
+# ---- the functions themselves ---------------------------------------------------------------------------------------
+
+
+def relu(x: Any) -> Any:
+    from ..jit.functions import where
+
+    return where(x > 0, x, where(x == x, 0.0, x))
+
+
+def leaky_relu(x: Any, alpha: Any) -> Any:
+    from ..jit.functions import where
+
+    return where(x > 0, x, alpha * x)
+
+
+def sigmoid(x: Any) -> Any:
+    return _sigmoid(x, 0.0)
+
+
+def _sigmoid(x: Any, rest: Any) -> Any:
+    """sigmoid(x + rest), by exp(-|x|) so that nothing overflows."""
+    from ..jit.functions import exp_of_minus_abs, where
+
+    u = exp_of_minus_abs(x, rest)
+    return where(x > 0, 1.0, u) / (1 + u)
+
+
+def tanh(x: Any) -> Any:
+    from ..jit import functions
+
+    return functions.tanh(x)
+
+
+def quick_gelu(x: Any, alpha: Any) -> Any:
+    from ..jit.functions import exact_product
+
+    return x * _sigmoid(*exact_product(alpha, x))
+
+
+def mapped(
+    k: Trace,
+    piece: Value,
+    size: Value,
+    x: Pointer,
+    y: Pointer,
+    *scalars: Value,
+    formula: Callable[..., Any],
+    type: Type,
+    stream: bool,
+) -> None:
+    first, lanes = piece * CHUNK, k.target.lanes(type)
+    last = k.least(first + CHUNK, size)
+    for at in k.vectors(first, last, lanes=lanes, unroll=UNROLL, align=y if stream else None):
+        y.store(at, formula(x[at], *scalars), stream=stream)

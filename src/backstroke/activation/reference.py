@@ -51,3 +51,28 @@ def quick_gelu_grad(dy: Any, x: Any, *, alpha: float = 1.702, out: np.ndarray | 
         return dy * s * (1 + alpha * x * (1 - s))
 
     return _float64(formula, out, dy, x)
+
+
+def relu(x: Any, *, out: np.ndarray | None = None) -> np.ndarray:
+    """x where x > 0, else 0; NaN where x is NaN."""
+    return _float64(lambda x: np.where(x > 0, x, np.where(np.isnan(x), x, 0.0)), out, x)
+
+
+def leaky_relu(x: Any, *, alpha: float = 0.01, out: np.ndarray | None = None) -> np.ndarray:
+    """x where x > 0, else alpha x."""
+    return _float64(lambda x: np.where(x > 0, x, alpha * x), out, x)
+
+
+def sigmoid(x: Any, *, out: np.ndarray | None = None) -> np.ndarray:
+    """1 / (1 + exp(-x))."""
+    return _float64(lambda x: 1 / (1 + np.exp(-x)), out, x)
+
+
+def tanh(x: Any, *, out: np.ndarray | None = None) -> np.ndarray:
+    """tanh x."""
+    return _float64(np.tanh, out, x)
+
+
+def quick_gelu(x: Any, *, alpha: float = 1.702, out: np.ndarray | None = None) -> np.ndarray:
+    """x sigmoid(alpha x)."""
+    return _float64(lambda x: x * (1 / (1 + np.exp(-(alpha * x)))), out, x)

@@ -90,4 +90,50 @@ def log_softmax_grad(dy: Any, y: Any, *, axis: int = -1, out: Any = None) -> Any
     return _log_softmax_grad(dy, y, axis, out)
 
 
+class _Forward:
+    """Runs softmax or its logarithm along an axis."""
+
+    def __init__(self, formula: Callable[..., Any]) -> None:
+        self._formula = formula
+
+    def __call__(self, x: Any, axis: Any, out: Any) -> Any:
+        inputs = {"x": arrays.floating("x", x)}
+        along = arrays.axis_of(axis, inputs["x"].ndim)
+        order, (a,), result, dense = arrays.arrange(inputs, out)
+        if a.size:
+            along = order.index(along)
+            outer, length, inner = math.prod(a.shape[:along]), a.shape[along], math.prod(a.shape[along + 1 :])
+            type, places = arrays.TYPES[a.dtype], [arrays.address(each) for each in (a, dense)]
+            params = [*[scalar()] * 2, *[pointer(type)] * 2]
+            if inner == 1:
+                stream = a.nbytes > memory.large_output(inputs=1)
+                build = kernels.forward_along_rows
+                kernel = compiler.kernel(build, *params, formula=self._formula, type=type, stream=stream)
+                pool.run(kernel, kernel.pack(outer, length, *places), kernels.row_pieces(outer, length))
+            else:
+                kernel = compiler.kernel(kernels.forward_across, *params, formula=self._formula, type=type)
+                pool.run(
+                    kernel, kernel.pack(length, inner, *places), outer * kernels.tiles(inner, current().lanes(type))
+                )
+        return arrays.give(result, out, x)
+
+
+_softmax, _log_softmax = _Forward(kernels.softmax), _Forward(kernels.log_softmax)
+
+
+def softmax(x: Any, *, axis: int = -1, out: Any = None) -> Any:
+    """`exp(x) / sum(exp(x))` along `axis`, without overflow.
+
+    A NaN or +infinity spoils its own slice along the axis, as do -infinities alone; -infinity among numbers gives 0.
+    """
+    return _softmax(x, axis, out)
+
+
+def log_softmax(x: Any, *, axis: int = -1, out: Any = None) -> Any:
+    """`x - log(sum(exp(x)))` along `axis`, without overflow; NaN and infinities as in `softmax`."""
+    return _log_softmax(x, axis, out)
+
+
+FORWARD = (softmax, log_softmax)
+
 __all__ = ["log_softmax_grad", "softmax_grad"]

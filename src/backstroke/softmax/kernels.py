@@ -10,13 +10,14 @@ the length and on the target, never on the threads, and the error is that of a s
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..jit.types import Type
 
 if TYPE_CHECKING:
-    from ..jit.trace import Pointer, Trace, Value
+    from ..jit.trace import Lanes, Pointer, Trace, Value
 
 CHUNK = 32768  # elements of a piece, where rows are short
 STRANDS, BLOCK = 4, 16  # along a row, a block is BLOCK turns of STRANDS vectors
@@ -70,14 +71,16 @@ def along_rows(
     first = piece * height
     for row in k.range(first, k.least(first + height, rows)):
         dy_row, y_row, dx_row = (p.at(row * length) for p in (dy, y, dx))
-        total = _sum_of_row(k, length, dy_row, y_row, term, lanes, type)
+
+        def term_at(at: Lanes, dy: Pointer = dy_row, y: Pointer = y_row) -> Value:
+            return term(dy[at], y[at])  # type: ignore[no-any-return]
+
+        total = _sum_of_row(k, length, term_at, lanes, type)
         for at in k.vectors(length, lanes=lanes, unroll=STRANDS, align=dx_row if stream else None):
             dx_row.store(at, grad(dy_row[at], y_row[at], total), stream=stream)
 
 
-def _sum_of_row(
-    k: Trace, length: Value, dy: Pointer, y: Pointer, term: Callable[..., Any], lanes: int, type: Type
-) -> Value:
+def _sum_of_row(k: Trace, length: Value, term: Callable[[Lanes], Value], lanes: int, type: Type) -> Value:
     sums = [_Sum(k, lanes, type) for _ in range(STRANDS)]
     size = BLOCK * STRANDS * lanes
     for start in k.range(0, length, size):
@@ -85,7 +88,7 @@ def _sum_of_row(
         strand = itertools.cycle(parts)
         for at in k.vectors(start, k.least(start + size, length), lanes=lanes, unroll=STRANDS):
             partial = next(strand)
-            partial += term(dy[at], y[at])
+            partial += term(at)
         for joined, part in zip(sums, parts, strict=True):
             joined.add(part.read())
     totals = [each.total() for each in sums]
@@ -146,3 +149,67 @@ def across(
     with k.when(k.no(whole)):
         for at in k.vectors(column, inner, lanes=lanes):
             walk([at])
+
+
+# ---- softmax itself: the largest number of a slice, a sum, a formula ------------------------------------------------
+
+
+def exp_below(x: Any, top: Any) -> Any:
+    from ..jit.functions import exact_difference, exp_of_minus_abs
+
+    return exp_of_minus_abs(*exact_difference(x, top))
+
+
+def softmax(x: Any, top: Any, total: Any) -> Any:
+    return exp_below(x, top) / total
+
+
+def log_softmax(x: Any, top: Any, total: Any) -> Any:
+    from ..jit.functions import log
+
+    return (x - top) - log(total)
+
+
+def forward_along_rows(
+    k: Trace, piece: Value, rows: Value, length: Value, x: Pointer, y: Pointer, *,
+    formula: Callable[..., Any], type: Type, stream: bool,
+) -> None:  # fmt: skip
+    lanes, height = k.target.lanes(type), rows_of_a_piece(length)
+    first = piece * height
+
+    def present(at: Lanes, value: Value, otherwise: float) -> Value:
+        return value if at.mask is None else k.where(at.mask, value, otherwise)
+
+    for row in k.range(first, k.least(first + height, rows)):
+        x_row, y_row = x.at(row * length), y.at(row * length)
+        tops = k.var(-math.inf, type.compute, lanes)
+        for at in k.vectors(length, lanes=lanes):
+            tops.set(k.most(present(at, x_row[at], -math.inf), tops))
+        top = -k.smallest(-tops)
+
+        def term(at: Lanes, x: Pointer = x_row, top: Value = top) -> Value:
+            return present(at, exp_below(x[at], k.spread(top, at.count)), 0.0)
+
+        total = _sum_of_row(k, length, term, lanes, type)
+        for at in k.vectors(length, lanes=lanes, unroll=STRANDS, align=y_row if stream else None):
+            y_row.store(at, formula(x_row[at], *(k.spread(v, at.count) for v in (top, total))), stream=stream)
+
+
+def forward_across(
+    k: Trace, piece: Value, length: Value, inner: Value, x: Pointer, y: Pointer, *,
+    formula: Callable[..., Any], type: Type,
+) -> None:  # fmt: skip
+    lanes = k.target.lanes(type)
+    side = tiles(inner, lanes)
+    column, block = piece % side * lanes, piece // side * (length * inner)
+    for at in k.vectors(column, k.least(column + lanes, inner), lanes=lanes):
+        top = k.var(-math.inf, type.compute, lanes)
+        for j in k.range(length):
+            top.set(k.most(x.at(block + j * inner)[at], top))
+        total = _Sum(k, lanes, type)
+        for j in k.range(length):
+            total.add(exp_below(x.at(block + j * inner)[at], top))
+        whole = total.total()
+        for j in k.range(length):
+            place = block + j * inner
+            y.at(place).store(at, formula(x.at(place)[at], top, whole))

@@ -28,3 +28,16 @@ def log_softmax_grad(dy: Any, y: Any, *, axis: int = -1, out: np.ndarray | None 
     dy, y = at_least_float64(dy), at_least_float64(y)
     with np.errstate(all="ignore"):
         return _given(dy - np.exp(y) * np.sum(dy, axis=axis, keepdims=True), out)
+
+
+def softmax(x: Any, *, axis: int = -1, out: np.ndarray | None = None) -> np.ndarray:
+    """exp(x) / sum(exp(x)), with the largest x taken off first."""
+    return log_softmax(x, axis=axis, out=out, _last=np.exp)
+
+
+def log_softmax(x: Any, *, axis: int = -1, out: np.ndarray | None = None, _last: Any = np.asarray) -> np.ndarray:
+    """x - log(sum(exp(x))), with the largest x taken off first."""
+    x = at_least_float64(x)
+    with np.errstate(all="ignore"):
+        below = x - np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+        return _given(_last(below - np.log(np.sum(np.exp(below), axis=axis, keepdims=True))), out)
