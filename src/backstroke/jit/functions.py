@@ -56,7 +56,7 @@ def sqrt(x: Any) -> Any:
 
 
 def log(x: Any) -> Any:
-    """The natural logarithm, at most 2 ulp from the true value; -inf at 0, NaN below, inf and NaN where they are due."""
+    """The natural logarithm, at most 2 ulp from the true value; -inf at 0, NaN below 0, inf and NaN as they are."""
     k = _trace(x)
     return _log(k, x.read()) if k else np.log(x)
 
@@ -142,7 +142,7 @@ def _log(k: Trace, x: Value) -> Value:
     s = f / (2 + f), so that what rounds is small against f. ln 2 is added in two parts, as in exp.
     """
     single = x.type is f32
-    integers, fraction, bias = (i32, 23, 127) if single else (i64, 52, 1023)
+    integers, fraction = (i32, 23) if single else (i64, 52)
     tiny, lift = (2.0**-126, 25) if single else (2.0**-1022, 54)
     high, low = (
         (0.693145751953125, 1.4286067653302215e-06)
