@@ -4,6 +4,7 @@ Python, before machine code runs; the errors name the argument."""
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -95,6 +96,26 @@ def check_out(
         if overlaps(result, x):
             raise ValueError(f"{name} overlaps {other} without being the same array")
     return result
+
+
+def result(
+    out: Any, shape: Sequence[int], dtype: np.dtype, inputs: dict[str, np.ndarray], name: str = "out"
+) -> np.ndarray:
+    """The array that a function writes: `out`, checked, dense and apart from all inputs; or a new one from the pool."""
+    shape = tuple(shape)
+    if out is None:
+        if math.prod(shape) * dtype.itemsize > 2**62:
+            raise ValueError(f"a result of shape {shape} is too large for any memory")
+        fresh: np.ndarray = memory.pool.empty(shape, dtype)
+        return fresh
+    given = check_out(out, shape, dtype, inputs, name)
+    if not given.flags.c_contiguous:
+        raise ValueError(f"{name} is not contiguous; expected an array that lies densely in memory")
+    for other, x in inputs.items():
+        # Two that share memory and passed the check above are one and the same array.
+        if given.size and x.size and address(given) == address(x):
+            raise ValueError(f"{name} overlaps {other}")
+    return given
 
 
 def overlaps(a: np.ndarray, b: np.ndarray) -> bool:

@@ -1,1 +1,226 @@
-"""Convolution and its gradients."""
+"""Convolution and its gradients: 1-D, 2-D and 3-D, channels first or last.
+
+float32, float64, float16 and bfloat16; 16-bit types are summed in float32 and rounded once. x is [N, C, spatial...] and
+w [C_out, C / group, spatial...] in layout "NCX"; x is [N, spatial..., C] and w [spatial..., C / group, C_out] in "NXC".
+Arrays may lie in memory in any way. Window arguments are those of `Geometry.of`: strides, pads, dilations, auto_pad.
+The bits do not depend on the number of threads.
+
+The functions of the first half are the public ones. Those of the second take `Shapes`, whose windows may say more than
+their arguments can; the dialects use them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from .. import arrays
+from ..geometry import Geometry, integers
+from .shapes import Axes, ConvGrads, Pads, Shapes, shapes_of
+
+
+def conv(
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    strides: Axes = 1,
+    pads: Pads = 0,
+    dilations: Axes = 1,
+    group: int = 1,
+    auto_pad: str = "none",
+    layout: str = "NCX",
+    out: Any = None,
+) -> Any:
+    """Convolution: `y[m, o] = b[m] + sum(w[m, c, t] * x[c, o * stride - pad + t * dilation])` over c and t.
+
+    Channels are in `group` groups that do not see each other; b, of shape [C_out], may be None. Padding is zeros. What
+    is NaN or infinite spoils the sums that it is in; a NaN or an infinity in w may spoil windows that hang over the
+    padding as well, zero times infinity being NaN.
+    """
+    values, weights = arrays.floating("x", x), arrays.floating("w", w)
+    shapes = shapes_of(values.shape, weights.shape, strides, pads, dilations, group, auto_pad, layout)
+    return products(x, w, b, shapes, out=out)
+
+
+def conv_grad(
+    dy: Any,
+    x: Any,
+    w: Any,
+    *,
+    strides: Axes = 1,
+    pads: Pads = 0,
+    dilations: Axes = 1,
+    group: int = 1,
+    auto_pad: str = "none",
+    layout: str = "NCX",
+    wrt: str | Sequence[str] = ("x", "w", "b"),
+    out: Any = None,
+) -> ConvGrads:
+    """Gradients of `conv`: `ConvGrads(dx, dw, db)`, each the sum of its partners' products over all windows.
+
+    `wrt` names what is computed, "x", "w" and "b" in any order; the others are None and cost nothing. `out` is an array
+    where `wrt` names one, else a tuple in the order of `wrt`; a None in it is made anew. dx is 0 where no window looks.
+    What is NaN or infinite in dy, x or w spoils the sums that it is in, and may spoil those in which it meets padding,
+    zero times infinity being NaN; db sees dy alone.
+    """
+    values, weights = arrays.floating("x", x), arrays.floating("w", w)
+    shapes = shapes_of(values.shape, weights.shape, strides, pads, dilations, group, auto_pad, layout)
+    return products_grad(dy, x, w, shapes, wrt=wrt, out=out)
+
+
+def plan(
+    op: str,
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    *,
+    strides: Axes = 1,
+    pads: Pads = 0,
+    dilations: Axes = 1,
+    group: int = 1,
+    auto_pad: str = "none",
+    layout: str = "NCX",
+    dtype: Any = "float32",
+) -> Any:
+    """How `conv` or `conv_grad` (`op`) would compute arrays of these shapes: which algorithms, and why.
+
+    The answer is made to be printed. Nothing is computed, and there is nothing to say of empty arrays.
+    """
+    if op not in ("conv", "conv_grad"):
+        raise ValueError(f"op: {op!r} given, expected 'conv' or 'conv_grad'")
+    kind = _type(dtype)
+    x, w = integers("x_shape", x_shape, None, 0), integers("w_shape", w_shape, None, 0)
+    shapes = shapes_of(x, w, strides, pads, dilations, group, auto_pad, layout)
+    if 0 in shapes.x or 0 in shapes.w:
+        raise ValueError(f"x_shape, w_shape: {shapes.x} and {shapes.w} given, expected no empty arrays")
+    return _plans().explain(shapes.x, shapes.w, shapes.geometry, shapes.group, shapes.layout, kind)
+
+
+# ---- by shapes ------------------------------------------------------------------------------------------------------
+
+
+def products(x: Any, w: Any, b: Any, shapes: Shapes, *, out: Any = None) -> Any:
+    """The values of the convolution that `shapes` describes; see `conv`."""
+    values, weights = arrays.floating("x", x), arrays.floating("w", w)
+    inputs = {"x": values, "w": weights}
+    if b is not None:
+        inputs["b"] = arrays.floating("b", b)
+    _check(inputs, {"x": shapes.x, "w": shapes.w, "b": shapes.b})
+    y = arrays.result(out, shapes.y, values.dtype, inputs)
+    bias = inputs.get("b")
+    if values.size and weights.size:
+        _plans().forward(values, weights, bias, shapes.geometry, shapes.group, shapes.layout, y)
+    else:  # no sums, or empty ones
+        y[...] = 0 if bias is None else _along_channels(bias, shapes)
+    return arrays.give(y, out, x)
+
+
+def products_grad(
+    dy: Any, x: Any, w: Any, shapes: Shapes, *, wrt: str | Sequence[str] = ("x", "w", "b"), out: Any = None
+) -> ConvGrads:
+    """The gradients of `products`; see `conv_grad`. x or w may be None where nothing that `wrt` names needs it."""
+    names = _names(wrt)
+    gradient = arrays.floating("dy", dy)
+    inputs = {"dy": gradient}
+    inputs |= {name: arrays.floating(name, a) for name, a in (("x", x), ("w", w)) if a is not None}
+    _check(inputs, {"dy": shapes.y, "x": shapes.x, "w": shapes.w})
+    outs = _outs(out, names)
+    expected = {"x": shapes.x, "w": shapes.w, "b": shapes.b}
+    results: dict[str, np.ndarray] = {}
+    taken = dict(inputs)
+    for position, name in enumerate(names):
+        called = f"out[{position}]" if isinstance(out, tuple) else "out"
+        results[name] = taken[called] = arrays.result(outs[position], expected[name], gradient.dtype, taken, called)
+    nothing = np.zeros((), gradient.dtype)
+    values, weights = (inputs.get(name, np.broadcast_to(nothing, expected[name])) for name in "xw")
+    _write(gradient, values, weights, shapes, results.get("x"), results.get("w"), results.get("b"))
+    given = {name: arrays.give(results[name], place, dy) for name, place in zip(names, outs, strict=True)}
+    return ConvGrads(given.get("x"), given.get("w"), given.get("b"))
+
+
+def _write(
+    dy: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    shapes: Shapes,
+    dx: np.ndarray | None,
+    dw: np.ndarray | None,
+    db: np.ndarray | None,
+) -> None:
+    """Write what is not None. The kernels need not know of empty arrays."""
+    if dy.size and x.size and w.size:
+        _plans().gradients(dy, x, w, shapes.geometry, shapes.group, shapes.layout, dx, dw, db)
+        return
+    for result in (dx, dw, db):
+        if result is not None:
+            result[...] = 0
+    if db is not None and dy.size:  # as of a kernel of 1 on one channel, which none of the others asks for
+        sizes = shapes.geometry.output_size
+        geometry = Geometry.of(sizes, 1, strides=1)
+        nothing, ones = np.zeros((), dy.dtype), (1,) * geometry.rank
+        if shapes.layout == "NCX":
+            x_shape, w_shape = (dy.shape[0], 1, *sizes), (db.size, 1, *ones)
+        else:
+            x_shape, w_shape = (dy.shape[0], *sizes, 1), (*ones, 1, db.size)
+        x, w = np.broadcast_to(nothing, x_shape), np.broadcast_to(nothing, w_shape)
+        _plans().gradients(dy, x, w, geometry, 1, shapes.layout, None, None, db)
+
+
+def _plans() -> Any:
+    return importlib.import_module(".plans", __package__)
+
+
+def _along_channels(b: np.ndarray, shapes: Shapes) -> np.ndarray:
+    return b if shapes.layout == "NXC" else b.reshape(-1, *[1] * shapes.geometry.rank)
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def _check(inputs: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]]) -> None:
+    """All inputs must have the type of the first and the shapes that are expected."""
+    (first, head), *_ = inputs.items()
+    for name, array in inputs.items():
+        if array.dtype != head.dtype:
+            raise TypeError(f"{name}: {array.dtype} given, expected {first}'s type, {head.dtype}")
+        if array.shape != expected[name]:
+            raise ValueError(f"{name}: shape {array.shape} given, expected {expected[name]}")
+
+
+def _type(dtype: Any) -> np.dtype:
+    with suppress(TypeError):
+        kind: np.dtype | None = None if dtype is None else np.dtype(dtype)
+        if kind is not None and kind in arrays.TYPES:
+            return kind
+    raise TypeError(f"dtype: {dtype!r} given, expected one of {', '.join(kind.name for kind in arrays.TYPES)}")
+
+
+def _names(wrt: Any) -> tuple[str, ...]:
+    expected = "expected some of 'x', 'w' and 'b', each once"
+    if not isinstance(wrt, (str, list, tuple)):
+        raise TypeError(f"wrt: {wrt!r} given, {expected}")
+    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"wrt: {wrt!r} given, {expected}")
+    if not names or len(set(names)) < len(names) or not set(names) <= {"x", "w", "b"}:
+        raise ValueError(f"wrt: {wrt!r} given, {expected}")
+    return names
+
+
+def _outs(out: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    if out is None:
+        return (None,) * len(names)
+    if not isinstance(out, tuple):
+        if len(names) > 1:
+            raise TypeError(f"out: {type(out).__name__} given, expected a tuple of {len(names)} arrays, for {names}")
+        return (out,)
+    if len(out) != len(names):
+        raise ValueError(f"out: a tuple of {len(out)} given, expected {len(names)} arrays, for {names}")
+    return out
+
+
+__all__ = ["ConvGrads", "conv", "conv_grad", "plan", "products", "products_grad"]

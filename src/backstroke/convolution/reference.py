@@ -13,14 +13,14 @@ Windows whose tap lies in the padding are left out. Images and groups are axes i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from backstroke.geometry import Geometry
 
-from .shapes import Axes, Pads, Shapes, shapes_of
+from .shapes import Axes, ConvGrads, Pads, Shapes, shapes_of
 
 Array = npt.NDArray[Any]
 Reals = npt.NDArray[np.float64]
@@ -28,14 +28,6 @@ Tap = tuple[tuple[Any, ...], tuple[slice, ...], tuple[slice, ...]]
 
 # Infinities that cancel and sums that overflow have their IEEE answers, which are the right ones: nothing to warn of.
 _ieee = np.errstate(all="ignore")
-
-
-class ConvGrads(NamedTuple):
-    """The gradients of a convolution; None where one was not asked for."""
-
-    dx: Any
-    dw: Any
-    db: Any
 
 
 def conv(
@@ -53,16 +45,7 @@ def conv(
 ) -> Any:
     """Y[m, o] = B[m] + the sum of W[m, c, t] X[c, o * stride - pad + t * dilation] over channels c and taps t."""
     values, weights = _reals(x), _reals(w)
-    shapes = shapes_of(
-        values.shape,
-        weights.shape,
-        strides=strides,
-        pads=pads,
-        dilations=dilations,
-        group=group,
-        auto_pad=auto_pad,
-        layout=layout,
-    )
+    shapes = shapes_of(values.shape, weights.shape, strides, pads, dilations, group, auto_pad, layout)
     y = forward(values, weights, None if b is None else _reals(b), shapes)
     return _deliver((y,), out)[0]
 
@@ -83,16 +66,7 @@ def conv_grad(
 ) -> ConvGrads:
     """The gradients of `conv` with respect to what `wrt` names. db is the sum of dy over images and positions."""
     values, weights = _reals(x), _reals(w)
-    shapes = shapes_of(
-        values.shape,
-        weights.shape,
-        strides=strides,
-        pads=pads,
-        dilations=dilations,
-        group=group,
-        auto_pad=auto_pad,
-        layout=layout,
-    )
+    shapes = shapes_of(values.shape, weights.shape, strides, pads, dilations, group, auto_pad, layout)
     found = dict(zip("xwb", gradients(_reals(dy), values, weights, shapes), strict=True))
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     asked = dict(zip(names, _deliver([found[name] for name in names], out), strict=True))

@@ -5,12 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from ..geometry import Geometry, spatial_axes
+from ..geometry import Geometry, in_layout, spatial_axes
 
 Axes = int | Sequence[int]
 Pads = int | Sequence[int] | Sequence[Sequence[int]]
 Shape = tuple[int, ...]
+
+
+class ConvGrads(NamedTuple):
+    """The gradients of a convolution; None where one was not asked for."""
+
+    dx: Any
+    dw: Any
+    db: Any
 
 
 @dataclass(frozen=True)
@@ -31,10 +40,7 @@ class Shapes:
     @functools.cached_property
     def y(self) -> Shape:
         """The shape of y and dy."""
-        sizes = self.geometry.output_size
-        if self.layout == "NCX":
-            return (self.x[0], self.outputs, *sizes)
-        return (self.x[0], *sizes, self.outputs)
+        return in_layout((self.x[0], self.outputs), self.geometry.output_size, self.layout)
 
     @property
     def b(self) -> Shape:
@@ -45,7 +51,6 @@ class Shapes:
 def shapes_of(
     x: Sequence[int],
     w: Sequence[int],
-    *,
     strides: Axes = 1,
     pads: Pads = 0,
     dilations: Axes = 1,
@@ -55,6 +60,8 @@ def shapes_of(
 ) -> Shapes:
     """The convolution of an input and weights of these shapes; a ValueError or TypeError that names what is wrong."""
     axes, kernel_axes = _axes(tuple(x), tuple(w), layout)
+    if strides is None:  # which means the kernel's in a geometry
+        raise TypeError("strides: None given, expected an int, or one per spatial axis")
     geometry = Geometry.of(
         [x[axis] for axis in axes],
         _kernel(tuple(w), kernel_axes),
@@ -108,4 +115,4 @@ def _kernel(w: Shape, axes: range) -> Shape:
     return kernel
 
 
-__all__ = ["Axes", "Pads", "Shape", "Shapes", "shapes_of", "shapes_with"]
+__all__ = ["Axes", "ConvGrads", "Pads", "Shape", "Shapes", "shapes_of", "shapes_with"]

@@ -11,13 +11,12 @@ arguments can; the dialects use them.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import arrays, memory
+from .. import arrays
 from ..geometry import Counted, Geometry, ceil_rounding, in_layout, integers, spatial_axes
 from . import plans
 
@@ -159,8 +158,8 @@ def window_max(x: Any, geometry: Geometry, layout: str, *, return_indices: bool 
     shape = in_layout(values.shape, geometry.output_size, layout)
     inputs, one = {"x": values}, not return_indices
     outs = (out, None) if one else _pair(out)
-    y = _result(outs[0], shape, values.dtype, inputs, "out" if one else "out[0]")
-    indices = None if one else _result(outs[1], shape, np.dtype(np.int64), {**inputs, "out[0]": y}, "out[1]")
+    y = arrays.result(outs[0], shape, values.dtype, inputs, "out" if one else "out[0]")
+    indices = None if one else arrays.result(outs[1], shape, np.dtype(np.int64), {**inputs, "out[0]": y}, "out[1]")
     plans.window_max(values, geometry, layout, y, indices)
     maxima = arrays.give(y, outs[0], x)
     return maxima if indices is None else (maxima, arrays.give(indices, outs[1], x))
@@ -175,7 +174,7 @@ def window_max_grad(
         raise TypeError(f"dy: {gradient.dtype} given, expected x's type, {values.dtype}")
     _check_sizes("x", values.shape, layout, geometry.input_size)
     _check_shape("dy", gradient.shape, in_layout(values.shape, geometry.output_size, layout))
-    result = _result(out, values.shape, values.dtype, {"dy": gradient, "x": values}, "out")
+    result = arrays.result(out, values.shape, values.dtype, {"dy": gradient, "x": values}, "out")
     plans.window_max_grad(gradient, values, geometry, layout, result, double_sums)
     return arrays.give(result, out, dy)
 
@@ -185,7 +184,7 @@ def window_mean(x: Any, geometry: Geometry, counted: Counted, layout: str, *, ou
     values = arrays.floating("x", x)
     _check_sizes("x", values.shape, layout, geometry.input_size)
     shape = in_layout(values.shape, geometry.output_size, layout)
-    result = _result(out, shape, values.dtype, {"x": values}, "out")
+    result = arrays.result(out, shape, values.dtype, {"x": values}, "out")
     plans.window_mean(values, geometry, counted, layout, result)
     return arrays.give(result, out, x)
 
@@ -204,7 +203,7 @@ def window_mean_grad(
     gradient, shape = arrays.floating("dy", dy), integers("input_shape", input_shape, None, 0)
     _check_sizes("input_shape", shape, layout, geometry.input_size)
     _check_shape("dy", gradient.shape, in_layout(shape, geometry.output_size, layout))
-    result = _result(out, shape, gradient.dtype, {"dy": gradient}, "out")
+    result = arrays.result(out, shape, gradient.dtype, {"dy": gradient}, "out")
     plans.window_mean_grad(gradient, geometry, counted, layout, result, double_sums)
     return arrays.give(result, out, dy)
 
@@ -275,19 +274,3 @@ def _pair(out: Any) -> tuple[Any, Any]:
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(f"out: {type(out).__name__} given, expected a pair of arrays, as return_indices is set")
     return out
-
-
-def _result(out: Any, shape: tuple[int, ...], dtype: np.dtype, inputs: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """The array to write: `out`, checked, or a new one."""
-    if out is None:
-        if math.prod(shape) * dtype.itemsize > 2**62:
-            raise ValueError(f"a result of shape {shape} is too large for any memory")
-        fresh: np.ndarray = memory.pool.empty(shape, dtype)
-        return fresh
-    result = arrays.check_out(out, shape, dtype, inputs, name)
-    if not result.flags.c_contiguous:
-        raise ValueError(f"{name} is not contiguous; expected an array that lies densely in memory")
-    for other, x in inputs.items():
-        if result.size and np.may_share_memory(result, x) and np.shares_memory(result, x):
-            raise ValueError(f"{name} overlaps {other}")
-    return result

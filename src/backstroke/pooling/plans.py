@@ -226,17 +226,12 @@ def window_max_grad(
 
 def max_grad_from_indices(dy: np.ndarray, indices: np.ndarray, shape: tuple[int, ...], out: Any, original: Any) -> Any:
     """Check all indices, then scatter; -> the result as the caller gets it."""
-    inputs = {"dy": dy, "indices": indices}
     size = math.prod(shape)
-    if size * dy.itemsize > 2**62:
-        raise ValueError(f"input_shape: {shape} given, which is too large for any memory")
+    inputs = {"dy": dy, "indices": indices}
     if out is not None:
-        result = arrays.check_out(out, shape, dy.dtype, inputs)
-        if not result.flags.c_contiguous:
-            raise ValueError("out is not contiguous; expected an array that lies densely in memory")
-        for name, x in inputs.items():
-            if result.size and np.may_share_memory(result, x) and np.shares_memory(result, x):
-                raise ValueError(f"out overlaps {name}")
+        result = arrays.result(out, shape, dy.dtype, inputs)
+    elif size * dy.itemsize > 2**62:
+        raise ValueError(f"input_shape: {shape} given, which is too large for any memory")
     dy, indices = _dense(dy), _dense(indices)
     chunks = -(-dy.size // max_kernels.CHUNK)
     ranges = np.empty((chunks, 2), np.int64)
