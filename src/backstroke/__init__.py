@@ -6,6 +6,8 @@
 Gradient kernels are Python functions, compiled to machine code for this CPU when they are first used.
 """
 
+from typing import Any
+
 from . import reference
 from .activation import leaky_relu_grad, quick_gelu_grad, relu_grad, sigmoid_grad, tanh_grad
 from .errors import UnsupportedError
@@ -21,7 +23,25 @@ from .pooling import (
 from .softmax import log_softmax_grad, softmax_grad
 from .version import __version__
 
+# Names that are imported when they are first asked for, and the modules in which they lie.
+_LAZY = {
+    "AdamW": "training.optimizers",
+    "SGD": "training.optimizers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return value
+
+
 __all__ = [
+    "AdamW",
+    "SGD",
     "UnsupportedError",
     "__version__",
     "avg_pool",
