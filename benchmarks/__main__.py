@@ -11,9 +11,10 @@ import re
 from pathlib import Path
 
 import backstroke as bs
+import peers
 from backstroke.registry import OPS, moved_bytes
 
-from . import limits, peers, report, startup
+from . import limits, report, startup
 from .problems import PROBLEMS
 from .timing import interleaved
 

@@ -10,12 +10,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 TIMEOUT = 60.0
+ROOT = Path(__file__).parents[1]
 
 
 class PeerError(Exception):
@@ -91,7 +93,7 @@ class Child:
         self.close()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=ROOT
         )
         return self._process
 

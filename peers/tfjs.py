@@ -1,23 +1,23 @@
-"""TensorFlow.js itself: its CPU backend under Node, installed by npm at the first use and bundled with esbuild.
+"""TensorFlow.js itself: its CPU backend under Node, installed by npm and bundled with esbuild: `python -m peers.tfjs`.
 
-The folder is TFJS_PEER_DIR, or one in the user's folder for temporary files.
+The folder is TFJS_PEER_DIR, or one in `.venv-peers`, where `make conformance` installs it.
 """
 
 from __future__ import annotations
 
 import functools
-import getpass
+import json
 import os
 import shutil
 import subprocess
-import tempfile
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from peers.child import Child, decode, encode
+from .child import ROOT, Child, decode, encode
 
 SOURCE = Path(__file__).parent / "tfjs_child"
 BUNDLE = "bundle.cjs"
@@ -29,9 +29,21 @@ def run(kernel: str, inputs: Mapping[str, np.ndarray], attributes: Mapping[str, 
     return decode(_child().call({"kernel": kernel, "inputs": encoded, "attributes": dict(attributes)}))
 
 
-@functools.cache
 def available() -> str:
-    """'' where it can be used, otherwise why not. The first call may install it."""
+    """'' where it can be used, otherwise why not."""
+    if shutil.which("node") is None:
+        return "node is not installed"
+    return "" if _current(_folder()) else "TensorFlow.js is not installed: python -m peers.tfjs"
+
+
+def version() -> str:
+    """The version of the CPU backend that is installed."""
+    package = _folder() / "node_modules" / "@tensorflow" / "tfjs-backend-cpu" / "package.json"
+    return str(json.loads(package.read_text())["version"])
+
+
+def install() -> str:
+    """Install it, unless it is there; -> '' or why that cannot be."""
     for tool in ("node", "npm"):
         if shutil.which(tool) is None:
             return f"{tool} is not installed"
@@ -47,7 +59,7 @@ def available() -> str:
 
 def _folder() -> Path:
     given = os.environ.get("TFJS_PEER_DIR")
-    return Path(given) if given else Path(tempfile.gettempdir()) / f"backstroke-tfjs-peer-{getpass.getuser()}"
+    return Path(given) if given else ROOT / ".venv-peers" / "tfjs"
 
 
 def _current(folder: Path) -> bool:
@@ -72,3 +84,7 @@ def _install(folder: Path) -> None:
 @functools.cache
 def _child() -> Child:
     return Child(["node", str(_folder() / BUNDLE)])
+
+
+if __name__ == "__main__":
+    sys.exit(install() or 0)
