@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from backstroke.registry import OPS, Op, results
+
+from . import pooling
 
 SEED = 2026
 
@@ -53,6 +55,28 @@ _ELEMENTWISE = ("relu_grad", "leaky_relu_grad", "sigmoid_grad", "tanh_grad", "qu
 _SOFTMAX = ("softmax_grad", "log_softmax_grad")
 _IMAGES = (32, 64, 112, 112)
 
+# The pooling problems that the figures name: shape, kernel and stride, pads.
+_WINDOWS = (
+    ((32, 64, 112, 112), 3, 2, 1), ((8, 64, 112, 112), 3, 2, 1), ((32, 128, 56, 56), 2, 2, 0),
+    ((8, 192, 28, 28), 3, 1, 1), ((8, 192, 35, 35), 3, 1, 1), ((8, 512, 7, 7), 7, 7, 0), ((1, 64, 600, 600), 3, 2, 0),
+    ((8, 3, 112, 112), 3, 2, 0), ((16, 64, 1024), 3, 2, 0), ((8, 32, 16, 56, 56), 3, 2, 1),
+    ((1, 64, 32, 32, 32), 2, 2, 0),
+)  # fmt: skip
+
+
+def _pooling() -> Iterator[Problem]:
+    """Average and maximum, channels first and last: the named ones, then those of real networks."""
+    named = [("any", shape, {"kernel": k, "strides": s, "pads": p}) for shape, k, s, p in _WINDOWS]
+    for group, shapes in (("", named), (" of networks", list(pooling.network_shapes()))):
+        for kind, op in (("avg", "avg_pool_grad"), ("max", "max_pool_grad")):
+            for layout in ("NCX", "NXC"):
+                for of, shape, options in shapes:
+                    if of in (kind, "any"):
+                        place = (shape, options) if layout == "NCX" else pooling.channels_last(shape, options)
+                        yield Problem(op, place[0], f"{kind} {layout}{group}", place[1])
+
+
+_LARGE_WINDOWS = {"kernel": 3, "strides": 2, "pads": 1}
 PROBLEMS = (
     *(Problem(op, _IMAGES, "elementwise") for op in _ELEMENTWISE),
     *(Problem(op, _IMAGES, "elementwise bfloat16", dtype="bfloat16") for op in _ELEMENTWISE),
@@ -61,4 +85,7 @@ PROBLEMS = (
     *(Problem("relu_grad", (n,), "small") for n in (1, 10, 100, 1000, 10_000)),
     *(Problem(op, (n,), "small") for op in _ELEMENTWISE[1:] for n in (1, 10_000)),
     *(Problem(op, shape, "small") for op in _SOFTMAX for shape in ((1, 1), (10, 10), (100, 100))),
+    *_pooling(),
+    Problem("avg_pool_grad", _IMAGES, "avg bfloat16", _LARGE_WINDOWS, "bfloat16"),
+    Problem("max_pool_grad", _IMAGES, "max bfloat16", _LARGE_WINDOWS, "bfloat16"),
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import numpy as np
+
+from backstroke.registry import window_geometry
 
 from . import Calls
 
@@ -27,6 +30,8 @@ class Torch:
     def calls(self, problem: Any, arguments: list[Any], out: Any) -> Calls | None:
         if problem.op == "conv_grad":
             return self._conv_grad(problem, arguments), None
+        if problem.op in ("avg_pool_grad", "max_pool_grad"):
+            return self._pool_grad(problem, arguments, out)
         if problem.entry.family not in ("activation", "softmax"):
             return None
         torch, aten = self._torch, self._torch.ops.aten
@@ -55,6 +60,38 @@ class Torch:
             return None
         operator, operands, given, name = table[problem.op]
         return lambda: operator(*operands), lambda: given(*operands, **{name: dx})
+
+    def _pool_grad(self, problem: Any, arguments: list[Any], out: np.ndarray) -> Calls:
+        """1-D goes as 2-D, which is what PyTorch makes of it; NXC is channels_last, and so is the answer."""
+        first, windows = (
+            problem.options.get("layout", "NCX") == "NCX",
+            window_geometry(problem.shape, **problem.options),
+        )
+        flat = windows.rank == 1
+
+        def tensor(a: np.ndarray) -> Any:
+            t = self._tensor(a)
+            t = t.unsqueeze(2 if first else 1) if flat else t
+            return t if first else t.permute(0, t.ndim - 1, *range(1, t.ndim - 1))
+
+        def each(values: tuple[int, ...], otherwise: int) -> list[int]:
+            return [otherwise, *values] if flat else list(values)
+
+        dy, dx = tensor(arguments[0]), tensor(out)
+        along = each(windows.kernel, 1), each(windows.strides, 1), each(tuple(begin for begin, _ in windows.pads), 0)
+        x, ceil, rank = dx.clone(), bool(problem.options.get("ceil_mode", False)), max(2, windows.rank)
+        operands: tuple[Any, ...]
+        if problem.op == "avg_pool_grad":
+            operator = getattr(self._torch.ops.aten, f"avg_pool{rank}d_backward")
+            operands = (dy, x, *along, ceil, bool(problem.options.get("count_include_pad", False)), None)
+        else:
+            operator = getattr(self._torch.ops.aten, f"max_pool{rank}d_with_indices_backward")
+            # Ours are flat over the tensor, PyTorch's over the plane.
+            plane, channels = math.prod(windows.input_size), 1 if first else out.shape[-1]
+            places = tensor(arguments[1] // channels % plane)
+            operands = (dy, x, *along, each(windows.dilations, 1), ceil, places)
+
+        return lambda: operator(*operands), lambda: operator.grad_input(*operands, grad_input=dx)
 
     def _conv_grad(self, problem: Any, arguments: list[Any]) -> Any:
         options, rank = problem.options, len(problem.shape) - 2

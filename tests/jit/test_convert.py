@@ -110,3 +110,22 @@ def test_tails_of_16_bit_types_end_where_they_should(name: str, dtype: np.dtype,
     np.testing.assert_array_equal(got[8 : 8 + n], x)
     assert (got[:8] == -1).all()
     assert (got[8 + n :] == -1).all()
+
+
+def some(k: Any, piece: Any, x: Any, y: Any, *, count: int, lanes: int) -> None:
+    at = k.some(0, count, lanes)
+    y[at] = x[at] + 1.0
+
+
+@every_target
+@both_types
+@pytest.mark.parametrize("lanes", [16, 8, 4])
+def test_a_tail_that_is_known_when_compiled_writes_no_more_than_itself(name: str, dtype: np.dtype, lanes: int) -> None:
+    """LLVM makes a masked store of one lane a plain one, and took the width of the value before it was cut."""
+    x = np.arange(lanes).astype(dtype)
+    for count in range(1, lanes):
+        y = np.full(2 * lanes, 7, dtype)
+        with target.using(name):
+            run(some, x, y, count=count, lanes=lanes)
+        want = [*range(1, count + 1), *[7] * (2 * lanes - count)]
+        assert y.astype(np.float64).tolist() == want, count

@@ -200,6 +200,11 @@ class Trace:
         """An integer widened with zeros."""
         return Value(self, self.builder.zext(x.ir, shaped(type, x.lanes)), type, x.lanes)
 
+    def opaque(self, x: Value) -> Value:
+        """The same vector, of which LLVM no longer knows where it came from (x86 with AVX-512)."""
+        kind = x.ir.type
+        return Value(self, self.builder.asm(ir.FunctionType(kind, [kind]), "", "=v,0", [x.ir], False), x.type, x.lanes)
+
     def shift_right(self, x: Value, by: int) -> Value:
         """A logical shift: zeros come in from the left."""
         return Value(self, self.builder.lshr(x.ir, self.value(by, x.type, x.lanes).ir), x.type, x.lanes)

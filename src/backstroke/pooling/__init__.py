@@ -148,6 +148,10 @@ def global_avg_pool_grad(dy: Any, input_shape: Sequence[int], *, layout: str = "
     return window_mean_grad(dy, shape, geometry, "kernel", layout, out=out)
 
 
+def forget_plans() -> None:
+    """Make all plans anew: when the target or what counts as a large output changes."""
+
+
 # ---- by geometry ----------------------------------------------------------------------------------------------------
 
 
