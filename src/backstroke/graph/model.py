@@ -1,0 +1,222 @@
+"""An ONNX model as Python reads it: nodes, constants, weights, types; checked when it is loaded.
+
+Weights are taken out of the protobuf and live as NumPy arrays. What is left, the skeleton, is small, however large the
+model is: it is copied, edited and looked at freely.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import external_data_helper, helper, numpy_helper
+
+from ..errors import UnsupportedError
+
+OLDEST_OPSET = 11
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16))
+_IN_SKELETON = 1024  # weights of so few elements may be shapes and axes, which shape inference wants to see
+Dims = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the model. Outputs and inputs that are left out are ""."""
+
+    op: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any] = field(hash=False)
+    captured: tuple[str, ...] = ()  # tensors of the outer graph that its subgraphs use
+
+    def __str__(self) -> str:
+        return f"node {self.name!r} ({self.domain + '.' if self.domain else ''}{self.op})"
+
+
+class Model:
+    """Nodes in topological order, constants and weights by name, types and shapes as far as they are known."""
+
+    def __init__(self, skeleton: onnx.ModelProto, weights: dict[str, np.ndarray]) -> None:
+        self.skeleton, self.weights = skeleton, weights
+        graph = skeleton.graph
+        self.opset = next((i.version for i in skeleton.opset_import if i.domain in ("", "ai.onnx")), 0)
+        self.nodes = [_node(proto, index) for index, proto in enumerate(graph.node)]
+        self.producer = {name: node for node in self.nodes for name in node.outputs if name}
+        self.constants: dict[str, np.ndarray] = {}
+        for node in self.nodes:
+            if node.op == "Constant" and node.domain in ("", "ai.onnx"):
+                self.constants[node.outputs[0]] = _constant(node)
+        self.inputs = [value.name for value in graph.input]
+        self.outputs = [value.name for value in graph.output]
+        self.types: dict[str, np.dtype] = {name: w.dtype for name, w in {**weights, **self.constants}.items()}
+        self.shapes: dict[str, Dims] = {name: w.shape for name, w in {**weights, **self.constants}.items()}
+        self._infer()
+
+    def _infer(self) -> None:
+        proto = self.build(weights_in=[name for name, w in self.weights.items() if w.size > _IN_SKELETON])
+        try:
+            known = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        except Exception:  # inference is a help; the checker has had its say before
+            known = proto
+        for value in (*known.graph.input, *known.graph.output, *known.graph.value_info):
+            tensor = value.type.tensor_type
+            if tensor.elem_type:
+                self.types.setdefault(value.name, np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)))
+            if tensor.HasField("shape"):
+                dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+                self.shapes.setdefault(value.name, dims)
+
+    def value(self, name: str) -> np.ndarray | None:
+        """The value of a constant or weight; None for everything else."""
+        found = self.constants.get(name)
+        return self.weights.get(name) if found is None else found
+
+    def knows(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return name in self.producer or name in self.inputs or name in self.weights
+
+    def build(
+        self,
+        *,
+        weights_in: Iterable[str] = (),
+        outputs: Sequence[str] | None = None,
+        nodes: Sequence[onnx.NodeProto] = (),
+        embed: bool = True,
+    ) -> onnx.ModelProto:
+        """The model as a protobuf: the weights named in `weights_in` are inputs, the others initializers.
+
+        `outputs` stand in the place of the model's own; `nodes` are put at the end. Without `embed`, weights that are
+        no inputs are left out.
+        """
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.skeleton)
+        graph, as_inputs = proto.graph, set(weights_in)
+        for name, weight in self.weights.items():
+            if name in as_inputs:
+                graph.input.append(
+                    helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(weight.dtype), weight.shape)
+                )
+            elif embed:
+                graph.initializer.append(numpy_helper.from_array(weight, name))
+        graph.node.extend(nodes)
+        if outputs is not None:
+            known = {value.name: value for value in self.skeleton.graph.output}
+            del graph.output[:]
+            graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in outputs)
+        return proto
+
+
+def load(model: Any) -> Model:
+    """Read a model from a path, bytes or a ModelProto; ValueError says what is wrong with it."""
+    folder = None
+    if isinstance(model, onnx.ModelProto):
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model)
+    elif isinstance(model, (bytes, bytearray)):
+        proto = _parse(bytes(model), "the model's bytes")
+    elif isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"model: {str(path)!r} cannot be read: {error.strerror or error}") from error
+        proto, folder = _parse(raw, repr(str(path))), path.parent
+    else:
+        raise TypeError(f"model is a {type(model).__name__}; expected a path, bytes or an onnx.ModelProto")
+    _check(proto)
+    return Model(*_without_weights(proto, folder))
+
+
+def _parse(raw: bytes, what: str) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(raw)
+    except Exception as error:  # protobuf has several of its own
+        raise ValueError(f"model: {what} is not a whole ONNX model: {error}") from error
+    if not proto.graph.node and not proto.graph.output:
+        raise ValueError(f"model: {what} is not an ONNX model: it has no nodes and no outputs")
+    return proto
+
+
+def _check(proto: onnx.ModelProto) -> None:
+    opset = next((i.version for i in proto.opset_import if i.domain in ("", "ai.onnx")), None)
+    if opset is None:
+        raise ValueError("model: it imports no version of the ONNX operators")
+    if opset < OLDEST_OPSET:
+        raise UnsupportedError(
+            f"model: it is written for opset {opset}; expected {OLDEST_OPSET} or later "
+            "(onnx.version_converter.convert_version makes it so)"
+        )
+    seen = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
+    seen |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
+    for node in proto.graph.node:
+        for name in node.input:
+            if name and name not in seen:
+                raise ValueError(f"model: node {node.name!r} ({node.op_type}) reads {name!r}, which nothing makes before")
+        seen.update(node.output)
+    for value in proto.graph.output:
+        if value.name not in seen:
+            raise ValueError(f"model: nothing makes its output {value.name!r}")
+
+
+def _without_weights(proto: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    weights = {}
+    for tensor in proto.graph.initializer:
+        if external_data_helper.uses_external_data(tensor):
+            if folder is None:
+                raise ValueError(f"model: weight {tensor.name!r} lies in another file; expected a path, to find it by")
+            try:
+                external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+            except Exception as error:
+                raise ValueError(f"model: weight {tensor.name!r} cannot be read from its own file: {error}") from error
+        try:
+            weight = numpy_helper.to_array(tensor)
+        except Exception as error:
+            raise ValueError(f"model: weight {tensor.name!r} is damaged: {error}") from error
+        weights[tensor.name] = weight if weight.flags.writeable and weight.flags.c_contiguous else np.array(weight)
+    for sparse in proto.graph.sparse_initializer:
+        raise UnsupportedError(f"model: weight {sparse.values.name!r} is sparse; expected dense weights")
+    del proto.graph.initializer[:]
+    own = [value for value in proto.graph.input if value.name not in weights]
+    del proto.graph.input[:]
+    proto.graph.input.extend(own)
+    return proto, weights
+
+
+def _node(proto: onnx.NodeProto, index: int) -> Node:
+    attributes, captured = {}, []
+    for attribute in proto.attribute:
+        attributes[attribute.name] = helper.get_attribute_value(attribute)
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            captured += _captured(graph)
+    name = proto.name or f"{proto.op_type}_{index}"
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    return Node(proto.op_type, domain, name, tuple(proto.input), tuple(proto.output), attributes, tuple(captured))
+
+
+def _captured(graph: onnx.GraphProto) -> list[str]:
+    own = {value.name for value in (*graph.input, *graph.initializer)}
+    found = []
+    for proto in graph.node:
+        node = _node(proto, 0)
+        found += [name for name in (*node.inputs, *node.captured) if name and name not in own]
+        own.update(node.outputs)
+    return found + [value.name for value in graph.output if value.name not in own]
+
+
+def _constant(node: Node) -> np.ndarray:
+    for kind, value in node.attributes.items():
+        if kind == "value":
+            return np.asarray(numpy_helper.to_array(value))
+        if kind in ("value_float", "value_floats"):
+            return np.asarray(value, np.float32)
+        if kind in ("value_int", "value_ints"):
+            return np.asarray(value, np.int64)
+    return np.asarray(None)
