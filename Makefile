@@ -13,7 +13,7 @@ $(VENV)/.demo: pyproject.toml
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,train]"
 	touch $@
 
 $(PEERS)/.made: pyproject.toml

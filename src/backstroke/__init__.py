@@ -27,6 +27,8 @@ from .version import __version__
 _LAZY = {
     "AdamW": "training.optimizers",
     "SGD": "training.optimizers",
+    "grad": "graph",
+    "gradient_model": "graph",
 }
 
 
@@ -49,6 +51,8 @@ __all__ = [
     "empty_cache",
     "get_num_threads",
     "global_avg_pool_grad",
+    "grad",
+    "gradient_model",
     "info",
     "leaky_relu_grad",
     "log_softmax_grad",

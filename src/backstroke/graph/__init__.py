@@ -1,7 +1,7 @@
 """ONNX models in, gradients out: the forward pass by stock ONNX Runtime, the backward pass by our kernels.
 
-`grad` differentiates a frozen model; `gradient_model` writes forward and backward as one ONNX model; `Differentiable` is
-what training is built on. Needs the extra `backstroke[train]`.
+`grad` differentiates a frozen model; `gradient_model` writes forward and backward as one ONNX model; training is built
+on `Differentiable`. Needs the extra `backstroke[train]`.
 """
 
 from .backward import trainable

@@ -104,7 +104,9 @@ class Differentiable:
         out, by the next call.
         """
         if self._last is None:
-            raise ValueError("backward: there was no forward pass before it; call forward first, once for each backward")
+            raise ValueError(
+                "backward: there was no forward pass before it; call forward first, once for each backward"
+            )
         planned, arrays = self._last
         seeds = self._checked_seeds(dy, planned.plan.stash)
         self._last = None

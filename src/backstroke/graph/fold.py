@@ -26,7 +26,9 @@ def _slice(values: Values, attributes: dict[str, Any]) -> np.ndarray:
 
 def slices(shape: Sequence[int], values: Values) -> tuple[slice, ...]:
     """Python's slices for ONNX' starts, ends, axes and steps."""
-    starts, ends, axes, steps = ([int(n) for n in v.reshape(-1)] if v is not None else None for v in (*values, None, None)[:4])
+    starts, ends, axes, steps = (
+        [int(n) for n in v.reshape(-1)] if v is not None else None for v in (*values, None, None)[:4]
+    )
     assert starts is not None
     assert ends is not None
     result = [slice(None)] * len(shape)

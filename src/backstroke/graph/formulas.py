@@ -1,4 +1,4 @@
-"""Elementwise nodes of the gradient graph: a formula a line, over traced values (machine code) or NumPy arrays alike."""
+"""Elementwise nodes of the gradient graph: a formula a line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Formula:
     def dtype(self, inputs: Sequence[np.ndarray], attributes: dict[str, Any]) -> np.dtype:
         """The type of the result."""
         if "to" in attributes:
-            return np.dtype(helper.tensor_dtype_to_np_dtype(attributes["to"]))
+            kind: np.dtype = np.dtype(helper.tensor_dtype_to_np_dtype(attributes["to"]))
+            return kind
         return np.dtype(bool) if self.boolean else inputs[-1].dtype
 
 

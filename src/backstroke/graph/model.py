@@ -159,7 +159,9 @@ def _check(proto: onnx.ModelProto) -> None:
     for node in proto.graph.node:
         for name in node.input:
             if name and name not in seen:
-                raise ValueError(f"model: node {node.name!r} ({node.op_type}) reads {name!r}, which nothing makes before")
+                raise ValueError(
+                    f"model: node {node.name!r} ({node.op_type}) reads {name!r}, which nothing makes before"
+                )
         seen.update(node.output)
     for value in proto.graph.output:
         if value.name not in seen:

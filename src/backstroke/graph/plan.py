@@ -221,11 +221,11 @@ class Planner:
         results, taken = {}, set(self._stashed)
         for name, gradient in self._backward.grads.items():
             tensor = self._tensor(gradient)
-            if tensor.root in self._buffers and tensor.root not in taken and tensor.model.flags.c_contiguous:
-                if tensor.model.size == self._tensors[tensor.root].model.size:
-                    results[name] = gradient
-                    taken.add(tensor.root)
-                    continue
+            whole = tensor.model.flags.c_contiguous and tensor.model.size == self._tensors[tensor.root].model.size
+            if whole and tensor.root in self._buffers and tensor.root not in taken:
+                results[name] = gradient
+                taken.add(tensor.root)
+                continue
             copy = f"{name}:result"
             self._buffer(copy, tensor.model.shape, tensor.model.dtype, len(self._planned) + 1)
             self._planned.append(_Planned(_copy, [gradient], [copy]))

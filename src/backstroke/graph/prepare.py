@@ -70,7 +70,9 @@ def _max_pool(
 ) -> list[onnx.NodeProto]:
     if node.attributes.get("storage_order"):
         if len(node.outputs) > 1 and node.outputs[1] in used:
-            raise UnsupportedError(f"model: {node}: its column-major indices are used; only row-major ones are known here")
+            raise UnsupportedError(
+                f"model: {node}: its column-major indices are used; only row-major ones are known here"
+            )
         _set(proto, "storage_order", None)
     _output(proto, 1, "_mask")
     return [proto]
@@ -126,7 +128,8 @@ def _batch_normalization(
 def _batch_normalization_in_parts(node: Node, mean: str, variance: str) -> list[onnx.NodeProto]:
     """Before opset 14 a batch normalization does not train: here it is, in elementary ops."""
     x, scale, bias = node.inputs[:3]
-    y, made = node.outputs[0], []
+    y = node.outputs[0]
+    made: list[onnx.NodeProto] = []
 
     def put(op: str, *inputs: str, to: str = "", **attributes: object) -> str:
         output = to or f"{y}/{op}_{len(made)}"

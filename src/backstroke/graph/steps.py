@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Site:
-    """A node at a place where all is known: `inputs` are arrays of the right shape, type and strides, but no content."""
+    """A node at a place where all is known. `inputs` are arrays of the right shape, type and strides, but empty."""
 
     node: GradientNode
     inputs: list[np.ndarray | None]
@@ -41,7 +41,9 @@ class Site:
         """The content of input `i`, which must be known."""
         found = self.values[i] if i < len(self.values) else None
         if found is None:
-            raise UnsupportedError(f"{self.node.name}: its input {i} depends on the data; expected a constant or shapes")
+            raise UnsupportedError(
+                f"{self.node.name}: its input {i} depends on the data; expected a constant or shapes"
+            )
         return found
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -254,22 +256,21 @@ def _gemm(s: Site) -> Work:
 
 def _conv_grad(s: Site) -> Work:
     x, w = s.array(1), s.array(2)
-    options = convolve.options(s.node.attributes, x.shape, w.shape)
-    shapes = (x.shape, w.shape, w.shape[:1])
+    shapes, options = convolve.shapes(s.node.attributes, x.shape, w.shape)
+    sizes = (shapes.x, shapes.w, shapes.b)
     wanted = tuple(i for i, name in enumerate(s.node.outputs) if name)
 
     def run(dy: np.ndarray, x: np.ndarray, w: np.ndarray, *outputs: np.ndarray) -> None:
-        convolve.conv_grad(dy, x, w, wanted, outputs, options)
+        convolve.conv_grad(dy, x, w, wanted, outputs, shapes, options)
 
-    outputs = [(shapes[i], x.dtype) if i in wanted else None for i in range(len(s.node.outputs))]
-    return Work(run, outputs, (0, 1, 2))  # type: ignore[arg-type]
+    outputs = [(sizes[i], x.dtype) if i in wanted else None for i in range(len(s.node.outputs))]
+    return Work(run, outputs, (0, 1, 2))
 
 
 def _conv(s: Site) -> Work:
     x, w = s.array(0), s.array(1)
-    options = convolve.options(s.node.attributes, x.shape, w.shape)
-    shape = convolve.output_shape(x.shape, w.shape, options)
-    return Work(lambda x, w, y: convolve.conv(x, w, y, options), [(shape, x.dtype)], (0, 1))
+    shapes, options = convolve.shapes(s.node.attributes, x.shape, w.shape)
+    return Work(lambda x, w, y: convolve.conv(x, w, y, shapes, options), [(shapes.y, x.dtype)], (0, 1))
 
 
 def _window(s: Site) -> dict[str, Any]:

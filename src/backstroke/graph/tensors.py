@@ -186,7 +186,9 @@ class Builder:
         first = next(x for x in inputs if x is not None)
         name = self.fresh(op)
         outputs = [
-            Tensor(self, (name if not i else f"{name}:{i}") if wanted is None or wanted[i] else "", dtype or first.dtype)
+            Tensor(
+                self, (name if not i else f"{name}:{i}") if wanted is None or wanted[i] else "", dtype or first.dtype
+            )
             for i, dtype in enumerate(dtypes)
         ]
         names = [x.name if x is not None else "" for x in inputs]
@@ -315,4 +317,4 @@ class Op:
 
     def microsoft(self, name: str, *inputs: Tensor, **attributes: Any) -> Tensor:
         """One of ONNX Runtime's gradient ops."""
-        return self.graph.node(name, *inputs, domain=MICROSOFT, **attributes)  # type: ignore[arg-type]
+        return self.graph.node(name, *inputs, domain=MICROSOFT, **attributes)

@@ -30,11 +30,40 @@ RULES: dict[tuple[str, str], Rule] = {
 # Their outputs do not move when their inputs do: shapes, indices, comparisons, steps.
 FLAT = frozenset(
     ("", op)
-    for op in (
-        "And ArgMax ArgMin BitShift Ceil Constant ConstantOfShape Equal EyeLike Floor Greater GreaterOrEqual IsInf IsNaN "
-        "Less LessOrEqual Multinomial NonMaxSuppression NonZero Not OneHot Or RandomNormal RandomNormalLike RandomUniform "
-        "RandomUniformLike Range Round Shape Sign Size Xor"
-    ).split()
+    for op in [
+        "And",
+        "ArgMax",
+        "ArgMin",
+        "BitShift",
+        "Ceil",
+        "Constant",
+        "ConstantOfShape",
+        "Equal",
+        "EyeLike",
+        "Floor",
+        "Greater",
+        "GreaterOrEqual",
+        "IsInf",
+        "IsNaN",
+        "Less",
+        "LessOrEqual",
+        "Multinomial",
+        "NonMaxSuppression",
+        "NonZero",
+        "Not",
+        "OneHot",
+        "Or",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Range",
+        "Round",
+        "Shape",
+        "Sign",
+        "Size",
+        "Xor",
+    ]
 )
 CONTROL_FLOW = frozenset({("", "If"), ("", "Loop"), ("", "Scan")})
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-
-from ..tensors import MICROSOFT, Op, Tensor, erf, exp, log, power, sigmoid, sign, tanh, where
+from ..tensors import MICROSOFT, Op, Tensor, exp, log, power, sigmoid, sign, tanh, where
 from .rule import Gradients, Rule
 
 _ROOT_2, _BELL = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)

@@ -77,7 +77,7 @@ def _coordinates(op: Op, size: int, length: int, scale: float) -> np.ndarray:
         at = out * np.float32((size - 1) / (length - 1)) if length > 1 else np.zeros(1, np.float32)
     else:
         raise UnsupportedError(f"model: {op.node}: coordinate_transformation_mode {kind!r} has no gradient here")
-    return at.astype(np.float64)
+    return np.asarray(at, np.float64)
 
 
 def _nearest(mode: str, at: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ def _nearest(mode: str, at: np.ndarray) -> np.ndarray:
         found = np.ceil(at)
     else:
         found = np.ceil(at - 0.5) if mode == "round_prefer_floor" else np.floor(at + 0.5)
-    return found.astype(np.int64)
+    return np.asarray(found, np.int64)
 
 
 def along_axis(op: Op, dy: Tensor, sizes: Sequence[Any], axis: int, matrix: np.ndarray) -> Tensor:

@@ -14,7 +14,8 @@ Gradients = Sequence["Tensor | None"]
 class Rule:
     """How the gradients of a forward op's inputs come from those of its outputs.
 
-    `inputs` are the inputs that a gradient flows to: all, if None; others are shapes, axes, indices. `outputs` likewise.
+    `inputs` are the inputs that a gradient flows to, None if it is all; others are shapes, axes, indices. `outputs`
+    are those it comes in at.
     """
 
     gradient: Callable[[Op], Gradients]
@@ -28,8 +29,3 @@ class Rule:
     def starts(self, i: int) -> bool:
         """Whether a gradient may come in at output `i`."""
         return self.outputs is None or i in self.outputs
-
-
-def named(*functions: Callable[[Op], Gradients], domain: str = "", **kinds: tuple[int, ...]) -> dict[tuple[str, str], Rule]:
-    """Rules of one kind by the names of their functions, which are the ops' names."""
-    return {(domain, f.__name__): Rule(f, **kinds) for f in functions}  # type: ignore[arg-type]

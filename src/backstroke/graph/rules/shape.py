@@ -1,4 +1,4 @@
-"""Ops that move elements and compute nothing: each gradient moves them back, and sums where one went to several places."""
+"""Ops that move elements and compute nothing: a gradient moves them back, and sums where one went to many places."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import numpy as np
 from ..tensors import Op, Tensor
 from .resize import along_axis
 from .rule import Gradients, Rule
-
 
 
 def _reshaped(op: Op) -> Gradients:
@@ -88,7 +87,7 @@ def _copies(size: int, before: int, after: int, mode: str) -> np.ndarray:
     ways = {"edge": "edge", "reflect": "reflect", "wrap": "wrap"}
     sources = np.pad(np.arange(size), (max(before, 0), max(after, 0)), ways[mode])  # type: ignore[call-overload]
     sources = sources[max(-before, 0) : len(sources) - max(-after, 0)]
-    return np.equal.outer(sources, np.arange(size)).astype(np.float64)
+    return np.asarray(np.equal.outer(sources, np.arange(size)), np.float64)
 
 
 def _expand(op: Op) -> Gradients:
@@ -109,4 +108,3 @@ RULES = {
     ("", "Pad"): Rule(_pad, inputs=(0,)),
     ("", "Expand"): Rule(_expand, inputs=(0,)),
 }
-
