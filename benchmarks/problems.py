@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from backstroke.registry import OPS, Op, results
+from backstroke.registry import CONVOLUTION, OPS, Op, results
 
-from . import pooling
+from . import convolution, pooling
 
 SEED = 2026
 
@@ -24,10 +25,11 @@ class Problem:
     group: str
     options: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
+    label: str = ""
 
     @property
     def entry(self) -> Op:
-        return next(op for op in OPS if op.name == self.op)
+        return next(op for op in (*OPS, *CONVOLUTION) if op.name == self.op)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -45,10 +47,22 @@ class Problem:
         empty = tuple(map(np.empty_like, results(answer)))
         return empty if isinstance(answer, tuple) else empty[0]
 
+    @functools.cached_property
+    def operations(self) -> int:
+        """Multiplications and additions, where they and not the memory are the limit."""
+        return convolution.operations(self) if self.entry.family == "convolution" else 0
+
+    def hopeless(self, peer: str) -> bool:
+        """Whether one call would take a minute: ONNX Runtime does some 3e9 operations a second in 3-D."""
+        return peer == "onnxruntime" and self.operations > 60e9
+
     def __str__(self) -> str:
-        options = "".join(f" {name}{value}" for name, value in self.options.items())
-        kind = "" if self.dtype == "float32" else f" {self.dtype}"
-        return f"{self.op} {'x'.join(map(str, self.shape))}{options}{kind}"
+        def plain(value: Any) -> str:
+            return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+        options = "".join(f" {name}{plain(value)}" for name, value in self.options.items())
+        kind, label = "" if self.dtype == "float32" else f" {self.dtype}", f" {self.label}" if self.label else ""
+        return f"{self.op}{label} {plain(self.shape)}{options}{kind}"
 
 
 _ELEMENTWISE = ("relu_grad", "leaky_relu_grad", "sigmoid_grad", "tanh_grad", "quick_gelu_grad")
@@ -77,6 +91,18 @@ def _pooling() -> Iterator[Problem]:
 
 
 _LARGE_WINDOWS = {"kernel": 3, "strides": 2, "pads": 1}
+_IMAGE_NETWORKS = ("resnet_50", "mobilenet", "vgg_11", "googlenet_v1", "other")
+
+
+def _convolutions(*networks: str, layout: str = "NCX", dtype: str = "float32") -> Iterator[Problem]:
+    """The layers of these networks. Their group is "conv", or "conv NXC", or "conv bfloat16", and the network."""
+    what = " ".join(["conv", *([layout] if layout != "NCX" else []), *([dtype] if dtype != "float32" else [])])
+    for network, layer, shape, options in convolution.layers(*networks):
+        if layout == "NXC":
+            shape, options = (shape[0], *shape[2:], shape[1]), {**options, "layout": layout}
+        yield Problem("conv_grad", shape, f"{what} {network}", options, dtype, f"{network}/{layer}")
+
+
 PROBLEMS = (
     *(Problem(op, _IMAGES, "elementwise") for op in _ELEMENTWISE),
     *(Problem(op, _IMAGES, "elementwise bfloat16", dtype="bfloat16") for op in _ELEMENTWISE),
@@ -88,4 +114,7 @@ PROBLEMS = (
     *_pooling(),
     Problem("avg_pool_grad", _IMAGES, "avg bfloat16", _LARGE_WINDOWS, "bfloat16"),
     Problem("max_pool_grad", _IMAGES, "max bfloat16", _LARGE_WINDOWS, "bfloat16"),
+    *_convolutions(*_IMAGE_NETWORKS, "wavenet", "i3d", "unet"),
+    *_convolutions(*_IMAGE_NETWORKS, layout="NXC"),
+    *_convolutions("resnet_50", dtype="bfloat16"),
 )

@@ -7,22 +7,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from . import convolution
 from .problems import Problem
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One problem: the bytes to move; seconds by peer, as called and with the output given; and the memory's limit."""
+    """One problem: what it moves and computes; seconds by peer, as called and with the output given; and at the limit.
+
+    The limit is the machine's: of its memory, or of its multiplications and additions where `operations` are counted.
+    """
 
     problem: Problem
     bytes: int
+    operations: int
     called: dict[str, float]
     given: dict[str, float]
     limit: float | None = None
 
     @property
     def share(self) -> float | None:
-        """Our share of the memory's limit."""
+        """Our share of the machine's limit."""
         return self.limit / self.given["backstroke"] if self.limit else None
 
     def ratio(self, peer: str, how: str) -> float | None:
@@ -34,10 +39,17 @@ class Timed:
         return {
             "problem": str(self.problem),
             "group": self.problem.group,
+            "bytes": self.bytes,
+            "operations": self.operations,
             "called": self.called,
             "given": self.given,
+            "limit": self.limit,
             "share": self.share,
         }
+
+    @classmethod
+    def from_json(cls, problem: Problem, found: dict[str, Any]) -> Timed:
+        return cls(problem, *(found[name] for name in ("bytes", "operations", "called", "given", "limit")))
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,35 @@ def _bar(text: str, bound: float, group: str, how: str, join: Callable[..., floa
 
 def bandwidth(timed: list[Timed]) -> float | None:
     """The best streaming bandwidth that was seen."""
-    return max((t.bytes / t.limit for t in timed if t.limit), default=None)
+    return max((t.bytes / t.limit for t in timed if t.limit and not t.operations), default=None)
+
+
+def peak(timed: list[Timed]) -> float | None:
+    """The most operations a second that were seen."""
+    return max((t.operations / t.limit for t in timed if t.limit and t.operations), default=None)
+
+
+def _conv(
+    text: str, bound: float, join: Callable[..., float | None], *, of: str = "", peer: str = "torch", what: str = "conv"
+) -> Bar:
+    """A bar for the convolutions whose group begins with `what`; of one network or one kind, or of all."""
+
+    def chosen(t: Timed) -> bool:
+        head, _, network = t.problem.group.rpartition(" ")
+        return head == what and of in ("", network, convolution.kind(t.problem))
+
+    return Bar(text, bound, lambda timed: join(t.ratio(peer, "called") for t in timed if chosen(t)))
+
+
+def _dense_shares(timed: list[Timed]) -> list[float | None]:
+    plain = [t for t in timed if t.problem.group.rpartition(" ")[0] == "conv"]
+    return [t.share for t in plain if convolution.kind(t.problem) == "dense 3x3"]
+
+
+def _small_type_convolutions(timed: list[Timed]) -> list[float | None]:
+    single = {t.problem.label: t.called["backstroke"] for t in timed if t.problem.group == "conv resnet_50"}
+    half = {t.problem.label: t.called["backstroke"] for t in timed if t.problem.group == "conv bfloat16 resnet_50"}
+    return [single[label] / half[label] for label in single if label in half]
 
 
 def _small_types(timed: list[Timed]) -> list[float | None]:
@@ -92,6 +132,19 @@ BARS = (
     _bar("softmax, output given, each against torch", 1.0, "softmax", "given", least),
     _bar("softmax along axis 1, each against torch", 2.0, "softmax axis 1", "given", least),
     _bar("1 to 10,000 elements, as called, each against torch", 1.0, "small", "called", least),
+    _conv("convolutions, geometric mean against torch", 1.25, geometric_mean),
+    _conv("convolutions, each against torch", 0.9, least),
+    _conv("convolutions of ResNet-50, geometric mean against torch", 1.15, geometric_mean, of="resnet_50"),
+    _conv("1x1 convolutions, geometric mean against torch", 1.5, geometric_mean, of="1x1"),
+    _conv("depthwise convolutions, geometric mean against torch", 1.5, geometric_mean, of="depthwise"),
+    _conv("convolutions of three channels, geometric mean against torch", 1.5, geometric_mean, of="first"),
+    _conv("1-D convolutions, geometric mean against torch", 1.2, geometric_mean, of="1-D"),
+    _conv("3-D convolutions, geometric mean against torch", 1.2, geometric_mean, of="3-D"),
+    _conv("convolutions, geometric mean against ONNX Runtime", 3.0, geometric_mean, peer="onnxruntime"),
+    Bar("dense 3x3 convolutions, least share of a microkernel's peak", 0.85, lambda t: least(_dense_shares(t))),
+    _conv("channels last, geometric mean against torch channels_last", 1.0, geometric_mean, what="conv NXC"),
+    Bar("bfloat16 ResNet-50 against our float32", 1.5, lambda t: geometric_mean(_small_type_convolutions(t))),
+    _conv("bfloat16 ResNet-50 against torch bfloat16", 1.0, geometric_mean, what="conv bfloat16"),
 )
 
 
@@ -100,7 +153,8 @@ def row(timed: Timed) -> str:
     ours = timed.given["backstroke"]
     cells = [f"{timed.problem!s:44}", f"{_time(timed.called['backstroke'])} {_time(ours)}"]
     share = f"{100 * timed.share:4.0f} %" if timed.share else "      "
-    cells.append(f"{timed.bytes / ours / 1e9:6.1f} GB/s {share}")
+    speed, unit = (timed.operations, "GFLOP/s") if timed.operations else (timed.bytes, "GB/s")
+    cells.append(f"{speed / ours / 1e9:6.1f} {unit} {share}")
     for peer in timed.called:
         if peer == "backstroke":
             continue
@@ -119,6 +173,19 @@ def bars(timed: list[Timed]) -> list[str]:
         else:
             verdict = "reached" if figure >= bar.least else "MISSED "
             lines.append(f"  {verdict}  {figure:6.2f} (bar {bar.least:4.2f})  {bar.text}")
+    return lines
+
+
+def times(first: dict[str, float]) -> list[str]:
+    """The bars of what the first moments cost."""
+    lines = []
+    for name, most in (("resnet cold", 10.0), ("resnet from cache", 0.3)):
+        if name not in first:
+            continue
+        verdict = "reached" if first[name] <= most else "MISSED "
+        lines.append(
+            f"  {verdict}  {first[name]:6.2f} s (bar {most:g} s)  compiling for ResNet-50's backward pass, {name[7:]}"
+        )
     return lines
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import timeit
+from pathlib import Path
 
 import numpy as np
 
@@ -27,6 +28,18 @@ ready = time.perf_counter()
 op.function(*arguments, **keywords)
 first = time.perf_counter()
 print(json.dumps([imported - start, first - ready]))
+"""
+
+_RESNET = """
+import sys
+sys.path.insert(0, {root!r})
+import numpy as np
+from backstroke.jit.compile import counts
+from benchmarks.problems import PROBLEMS
+for problem in PROBLEMS:
+    if problem.group == "conv resnet_50":
+        problem.entry.function(*problem.arguments(), **problem.keywords)
+print(counts.seconds)
 """
 
 
@@ -53,6 +66,19 @@ def first_calls(ops: list[str]) -> dict[str, float]:
                 warms.append(_once(op, folder)[1])
         cold[op], warm[op] = statistics.median(colds), statistics.median(warms)
     return {"import": statistics.median(imports), "cold": max(cold.values()), "from cache": max(warm.values())}
+
+
+def resnet_kernels() -> dict[str, float]:
+    """Seconds that the compiler takes for all kernels of ResNet-50's backward pass, cold and from the disk cache."""
+    code = _RESNET.format(root=str(Path(__file__).resolve().parent.parent))
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o700)
+        environment = {**os.environ, "BACKSTROKE_CACHE_DIR": folder}
+        cold, warm = (
+            float(subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout)
+            for _ in range(2)
+        )
+    return {"resnet cold": cold, "resnet from cache": warm}
 
 
 def call_overhead() -> float:

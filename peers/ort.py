@@ -113,6 +113,8 @@ def _node(problem: Any, arguments: list[Any]) -> tuple[str, str, dict[str, Any],
     attributes: dict[str, Any] = {"pads": [p[0] for p in pads] + [p[1] for p in pads]}
     attributes |= {"strides": each("strides", 1), "dilations": each("dilations", 1)}
     if problem.op == "conv_grad":
+        if rank != 2 and options.get("group", 1) > 1:  # it writes out of bounds there
+            return None
         return "ConvGrad", "com.microsoft", attributes | {"group": options.get("group", 1)}, inputs
     kernel = each("kernel", 1)
     attributes |= {"kernel_shape": kernel, "ceil_mode": int(options.get("ceil_mode", False))}

@@ -104,7 +104,10 @@ class Torch:
         dy, x, w = map(self._tensor, arguments)
         if not first:
             dy, x = (t.permute(0, rank + 1, *range(1, rank + 1)) for t in (dy, x))
+            formats = {2: self._torch.channels_last, 3: self._torch.channels_last_3d}
             w = w.permute(rank + 1, rank, *range(rank))
+            if rank in formats:  # as who holds channels last there holds weights
+                w = w.contiguous(memory_format=formats[rank])
         along = each("strides", 1), each("pads", 0), each("dilations", 1), False, [0] * rank, options.get("group", 1)
         backward, sizes = self._torch.ops.aten.convolution_backward, [w.shape[0]]
 

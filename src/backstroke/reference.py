@@ -4,6 +4,7 @@ They are the specification of the kernels and what the tests compare them with. 
 """
 
 from .activation.reference import leaky_relu_grad, quick_gelu_grad, relu_grad, sigmoid_grad, tanh_grad
+from .convolution.reference import conv, conv_grad
 from .pooling.reference import (
     avg_pool,
     avg_pool_grad,
@@ -17,6 +18,8 @@ from .softmax.reference import log_softmax_grad, softmax_grad
 __all__ = [
     "avg_pool",
     "avg_pool_grad",
+    "conv",
+    "conv_grad",
     "global_avg_pool_grad",
     "leaky_relu_grad",
     "log_softmax_grad",

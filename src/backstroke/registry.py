@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from . import arrays, reference
 from .activation import leaky_relu_grad, quick_gelu_grad, relu_grad, sigmoid_grad, tanh_grad
+from .convolution import conv, conv_grad
 from .geometry import Geometry, ceil_rounding, in_layout, spatial_axes
 from .pooling import (
     avg_pool,
@@ -169,6 +171,28 @@ def _means_and_shape(
     return [normal(rng, in_layout(shape, ones, layout)).astype(dtype), shape]
 
 
+def weights_of(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype, **options: Any) -> np.ndarray:
+    """Weights for `outputs` channels, `kernel` and `group`, so small that what they make of normal x is normal."""
+    kernel, layout, outputs = options["kernel"], options.get("layout", "NCX"), options["outputs"]
+    inside = shape[1 if layout == "NCX" else -1] // options.get("group", 1)
+    w = (outputs, inside, *kernel) if layout == "NCX" else (*kernel, inside, outputs)
+    return (normal(rng, w) / math.sqrt(max(1, inside * math.prod(kernel)))).astype(dtype)
+
+
+def _input_and_weights(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, **options: Any) -> list[Any]:
+    x, w = normal(rng, shape).astype(dtype), weights_of(rng, shape, dtype, **options)
+    return [x, w, normal(rng, (options["outputs"],)).astype(dtype)]
+
+
+def _gradient_input_and_weights(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, **options: Any
+) -> list[Any]:
+    x, w, _ = _input_and_weights(rng, shape, dtype, **options)
+    windows = {"strides": 1, **{name: value for name, value in options.items() if name not in ("outputs", "group")}}
+    sizes, layout = window_geometry(shape, **windows).output_size, options.get("layout", "NCX")
+    return [normal(rng, in_layout((shape[0], options["outputs"]), sizes, layout)).astype(dtype), x, w]
+
+
 _ALIKE: dict[str, Any] = {"family": "activation"}
 _SOFTMAX: dict[str, Any] = {"family": "softmax", "ulp": 8, "large": Example((16, 256, 1000))}
 _OVERLAPPING = {"kernel": 3, "strides": 2, "pads": 1}
@@ -179,6 +203,16 @@ _POOLING: dict[str, Any] = {
     "large": Example((8, 64, 112, 112), _OVERLAPPING),
 }
 _PLANES: dict[str, Any] = {**_POOLING, "small": Example((3, 37, 7, 7)), "large": Example((8, 512, 56, 56))}
+_CONVOLUTION: dict[str, Any] = {
+    "family": "convolution",
+    "ulp": 8,
+    "small": Example((2, 6, 19, 23), {"outputs": 8, "kernel": (3, 2), "group": 2, "strides": 2, "pads": 1}),
+    "large": Example((8, 64, 56, 56), {"outputs": 64, "kernel": (3, 3), "pads": 1}),
+}
+CONVOLUTION = (
+    Op(conv, sampler=_input_and_weights, **_CONVOLUTION),
+    Op(conv_grad, sampler=_gradient_input_and_weights, **_CONVOLUTION),
+)
 OPS = (
     Op(relu_grad, sampler=alike(dy=normal, x=normal), ulp=0, **_ALIKE),
     Op(leaky_relu_grad, sampler=alike(dy=normal, y=normal), ulp=2, **_ALIKE),
