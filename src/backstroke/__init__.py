@@ -27,6 +27,7 @@ from .version import __version__
 _LAZY = {
     "AdamW": "training.optimizers",
     "SGD": "training.optimizers",
+    "Trainer": "training.trainer",
     "grad": "graph",
     "gradient_model": "graph",
 }
@@ -44,6 +45,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "AdamW",
     "SGD",
+    "Trainer",
     "UnsupportedError",
     "__version__",
     "avg_pool",

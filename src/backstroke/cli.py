@@ -1,4 +1,8 @@
-"""The command `backstroke`: `tour` shows every gradient there is, `info` what it runs on."""
+"""The command `backstroke`: `tour` shows every gradient there is, `info` what it runs on; the rest is for training.
+
+The exit code is 0 where all went well, 1 where a result is wrong or training diverged, 2 where the arguments or what
+they name will not do, and 130 where Ctrl-C ended it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,17 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from . import machine
+from .errors import UnsupportedError
 from .registry import OPS, Op, moved_bytes, results
+from .training import cli as training_cli
+
+# What adds further commands to the parser; each sets `run`, which takes what was chosen and gives the exit code.
+_OTHERS: tuple[Callable[[Any], None], ...] = (training_cli.add_commands,)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,10 +30,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     tour = commands.add_parser("tour", help="compute every gradient, check it against its float64 twin, and time it")
     tour.add_argument("--json", action="store_true", help="for machines")
+    tour.set_defaults(run=lambda chosen: _tour(chosen.json))
     info = commands.add_parser("info", help="versions, target, threads, caches")
     info.add_argument("--json", action="store_true", help="for machines")
+    info.set_defaults(run=lambda chosen: _info(chosen.json))
+    for add in _OTHERS:
+        add(commands)
     chosen = parser.parse_args(arguments)
-    return _tour(chosen.json) if chosen.command == "tour" else _info(chosen.json)
+    run: Callable[[argparse.Namespace], int] = chosen.run
+    try:
+        return run(chosen)
+    except FloatingPointError as error:
+        return _said(error, 1)
+    except (ValueError, TypeError, UnsupportedError, OSError) as error:
+        return _said(error, 2)
+    except KeyboardInterrupt:
+        return _said("interrupted", 130)
+
+
+def _said(what: object, code: int) -> int:
+    print(f"backstroke: {what}", file=sys.stderr)
+    return code
 
 
 def _info(as_json: bool) -> int:

@@ -128,6 +128,20 @@ def test_external_weights(options: dict[str, Any], where: str, tmp_path: Path) -
         assert goal.read_bytes() == before["model.onnx"]
 
 
+def test_no_file_of_another_model_is_written_over(tmp_path: Path) -> None:
+    path, out = external(tmp_path, location="all.bin"), tmp_path / "out"
+    out.mkdir()
+    (out / "all.bin").write_bytes(b"of another model")
+    for _ in range(2):
+        ModelFile(path).save(out / "tuned.onnx", other_weights())
+    assert sorted(each.name for each in out.iterdir()) == ["all.bin", "tuned.onnx", "tuned.onnx.data"]
+    assert (out / "all.bin").read_bytes() == b"of another model"
+    for _ in range(2):
+        ModelFile(out / "tuned.onnx", home=path).save(tmp_path / "again.onnx", {})
+    found = sorted(each.name for each in tmp_path.iterdir() if each.is_file())
+    assert found == ["again.onnx", "again.onnx.data", "all.bin", "model.onnx"]
+
+
 def test_external_weights_are_copied_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model larger than memory streams: never is more than a chunk of its file read at once."""
     monkeypatch.setattr("backstroke.training.model_file.CHUNK", 16)

@@ -20,6 +20,7 @@ from ..jit.target import current
 from ..jit.threads import pool
 from ..jit.types import i64, pointer, scalar
 from . import kernels
+from .data import Port
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,27 @@ class Loss:
     def count(self, targets: np.ndarray) -> int:
         """What the mean is taken over."""
         return targets.size
+
+    def check_targets(self, what: str, targets: np.ndarray, port: Port) -> None:
+        """Raise where the targets do not go with what is known of the model's output before it is computed."""
+        if self.formula is not None:
+            port.check(what, targets)
+            return
+        if targets.dtype.kind not in "iu":
+            raise TypeError(f"{what} has type {targets.dtype}; expected whole numbers, the labels of {self.name}")
+        if targets.size == 0:
+            raise ValueError(f"{what} is empty: its shape is {targets.shape}")
+        if port.shape is None:
+            return
+        if len(port.shape) < 2:
+            raise ValueError(f"the model's {port.name!r} has {len(port.shape)} axes; expected (samples, classes, ...)")
+        classes, sizes = port.shape[1], port.shape[2:]
+        given = targets.shape[1:]
+        if len(given) != len(sizes) or any(want not in (None, n) for n, want in zip(given, sizes, strict=True)):
+            wanted = ", ".join(["samples", *("any" if n is None else str(n) for n in sizes)])
+            raise ValueError(f"{what} has shape {targets.shape}; expected ({wanted}), a label for each position")
+        if classes is not None:
+            check_range(what, targets, classes)
 
     def check(self, output: np.ndarray, targets: np.ndarray) -> None:
         """Raise where the two do not go together."""
@@ -124,16 +146,16 @@ def _check_labels(output: np.ndarray, labels: np.ndarray) -> None:
         raise ValueError(f"targets have shape {labels.shape}; expected {expected} for an output of {output.shape}")
     if labels.size == 0:
         raise ValueError(f"targets are empty: their shape is {labels.shape}")
-    check_range(labels, output.shape[1])
+    check_range("targets", labels, output.shape[1])
 
 
-def check_range(labels: np.ndarray, classes: int) -> None:
+def check_range(what: str, labels: np.ndarray, classes: int) -> None:
     """Every label must name one of the classes."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         where = np.argwhere((labels < 0) | (labels >= classes))[0].tolist()
         found = labels[tuple(where)]
-        raise ValueError(f"targets{where} is {found}; expected labels from 0 to {classes - 1}, for {classes} classes")
+        raise ValueError(f"{what}{where} is {found}; expected labels from 0 to {classes - 1}, for {classes} classes")
 
 
 cross_entropy = Loss("cross_entropy", "accuracy")

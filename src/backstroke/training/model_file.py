@@ -52,9 +52,12 @@ class _Reference:
 
 
 class ModelFile:
-    """A model from a path, from bytes, or from an onnx.ModelProto. `weights` has the places of the weights by name."""
+    """A model from a path, from bytes, or from an onnx.ModelProto. `weights` has the places of the weights by name.
 
-    def __init__(self, model: Any) -> None:
+    `home` is where the user keeps it, if that is not where it is read: its files of weights are not to be written over.
+    """
+
+    def __init__(self, model: Any, home: Path | None = None) -> None:
         self.path: Path | None = None
         if isinstance(model, (str, os.PathLike)):
             self.path = Path(model)
@@ -68,6 +71,7 @@ class ModelFile:
             self.data = model.SerializeToString()
         else:
             raise TypeError(f"model is a {type(model).__name__}; expected a path, bytes or an onnx.ModelProto")
+        self.home = home or self.path
         self.weights: dict[str, Place] = {}
         self._references: list[_Reference] = []
         try:
@@ -208,7 +212,7 @@ class ModelFile:
     def save(self, path: str | os.PathLike[str], values: Mapping[str, np.ndarray]) -> None:
         """Write the model with `values` to `path`, and the files of its weights beside it.
 
-        They keep their names where the folder is another one. Beside the original they are called after the new model,
+        These keep their names where nothing else has them. Beside the original they are called after the new model,
         for the original keeps its own.
         """
         goal = files.checked_output("path", path, self.nbytes)
@@ -224,11 +228,11 @@ class ModelFile:
     def _names_at(self, goal: Path) -> dict[str, str]:
         """What the files of weights are called beside a model at `goal`."""
         locations = self.locations
-        if not locations:
+        if not locations or self.home is None:
             return {}
-        assert self.path is not None
-        beside = goal.parent.resolve() == self.path.parent.resolve()
-        if not beside or goal.resolve() == self.path.resolve():
+        ours = set(locations) if goal.resolve() == self.home.resolve() else _locations_of(goal)
+        beside = goal.parent.resolve() == self.home.parent.resolve()
+        if all(name in ours or not (beside or (goal.parent / name).exists()) for name in locations):
             return {location: location for location in locations}
         if len(locations) == 1:
             return {locations[0]: f"{goal.name}.data"}
@@ -244,6 +248,14 @@ class ModelFile:
         if not place.location and sum(stop - start for start, stop in place.segments) != place.nbytes:
             raise ValueError(f"weight {name!r} lies in the model in a form that cannot be replaced")
         return place
+
+
+def _locations_of(path: Path) -> set[str]:
+    """The files of weights of the model that is there, if one is."""
+    try:
+        return set(ModelFile(path).locations)
+    except ValueError:
+        return set()
 
 
 def _bytes(value: np.ndarray) -> memoryview:
