@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from .backward import trainable
 from .differentiable import Differentiable
+from .exact import OPS, softmaxes
 from .model import FLOATS, Model, load
 from .prepare import prepare
 
@@ -96,13 +97,10 @@ class DoubleModel:
             proto.CopyFrom(self._proto)
             del proto.graph.output[:]
             proto.graph.output.extend(helper.make_tensor_value_info(n, TensorProto.DOUBLE, None) for n in of)
-            self._runs[tuple(of)] = self._evaluator(proto, new_ops=_FASTER)
+            self._runs[tuple(of)] = self._evaluator(proto, new_ops=[*OPS, *softmaxes(self._model.opset)])
         wide = {n: x.astype(np.float64) if x.dtype in FLOATS else x for n, x in feeds.items()}
         everything = {**self._weights, **wide, **instead}
         return dict(zip(of, self._runs[tuple(of)].run(None, everything), strict=True))
-
-
-_FASTER: list[Any] = []
 
 
 def _widen(graph: onnx.GraphProto) -> None:

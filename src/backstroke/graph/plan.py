@@ -137,7 +137,7 @@ class Planner:
         if found is None:
             value = self._values.get(name)
             if value is not None:
-                self._fixed[name] = np.ascontiguousarray(value)
+                self._fixed[name] = np.asarray(value, order="C")
             if name in self._fixed:
                 found = self._tensors[name] = _Tensor(name, self._fixed[name])
             elif name in self._given:

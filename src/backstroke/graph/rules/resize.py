@@ -20,7 +20,7 @@ def _resize(op: Op) -> Gradients:
     axes, scales = _axes_and_scales(op, len(x))
     dx, sizes = op.dy, list(y)
     for axis, scale in zip(axes, scales, strict=True):
-        if x[axis] == y[axis] and scale in (None, 1.0):
+        if scale == 1.0 or (scale is None and x[axis] == y[axis]):
             continue
         if not isinstance(x[axis], int) or not isinstance(y[axis], int):
             raise ValueError(f"model: {op.node}: axis {axis} goes from {x[axis]} to {y[axis]}; expected known sizes")
