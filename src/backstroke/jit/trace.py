@@ -104,8 +104,10 @@ class Trace:
         return Value(self, self.builder.shuffle_vector(first, undefined, zeros), x.type, lanes)
 
     def alike(self, *values: Number) -> list[Value]:
-        """The values in one common shape; plain numbers take the type of their company."""
+        """The values in one common shape; plain numbers take the type of their company, whole ones alone are indices."""
         known = [x.read() for x in values if isinstance(x, Operand)]
+        if not known and all(isinstance(x, int) for x in values):
+            return [self.value(x, i64) for x in values]
         if not known:
             raise TraceError("no traced value among the operands")
         lanes = max(x.lanes for x in known)

@@ -1,0 +1,404 @@
+"""A sweep with vectors over output channels: forward passes and input gradients in either layout.
+
+The register tile is some pixels (a few scalars of input, each spread) by some vectors of output channels (packed
+weights); it runs over all input channels and taps before it leaves the registers. A piece is a box of output positions
+of one group: its input is staged once, with its padding, in scratch memory that stays in the second cache, then every
+block of output channels passes over it. Planes (NCX) are turned on their way out. Nothing is shared between pieces but
+the packed weights, so the bits do not depend on the threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..jit.types import Type, i64
+from .sweeps import Phase, Sweep, tap_count
+from .tiles import View, accumulate, least, new_totals, some, stage_pixels, stage_planes, turned, whole
+
+if TYPE_CHECKING:
+    from ..jit.trace import Pointer, Trace, Value
+
+UNROLLED_TAPS = 12  # taps that are traced one by one; beyond, only those of the last axis are
+
+
+@dataclass(frozen=True)
+class ChannelPlan:
+    """All that is constant in a sweep by channels."""
+
+    sweep: Sweep
+    layout: str
+    images: int
+    groups: int
+    inputs: int  # channels of one group
+    outputs: int
+    box: tuple[int, int, int, int]  # images and output positions of a piece
+    tile: tuple[int, int, int]  # images, rows and columns of the register tile
+    vectors: int
+    depth: int  # input channels that are summed up before the next tile is taken
+    chunk: int  # input channels that are staged at a time
+    staged: bool
+    type: Type
+    streams: bool = False
+
+    @property
+    def boxes(self) -> tuple[int, int, int, int]:
+        """How many boxes there are on each axis."""
+        sizes = (self.images, *self.sweep.output_size)
+        return tuple(-(-n // b) for n, b in zip(sizes, self.box, strict=True))  # type: ignore[return-value]
+
+    @property
+    def pieces(self) -> int:
+        a, b, c, d = self.boxes
+        return self.groups * a * b * c * d
+
+    @property
+    def staged_size(self) -> tuple[int, int, int]:
+        """The positions of the input that a box reads."""
+        sweep = self.sweep
+        sizes = []
+        for size, spread, step, (low, high) in zip(self.box[1:], sweep.spread, sweep.step, sweep.reach, strict=True):
+            sizes.append((-(-size // spread) - 1) * step + high - low + 1)
+        return sizes[0], sizes[1], sizes[2]
+
+    @property
+    def staged_view(self) -> View:
+        """How the staged input lies: a plane takes an odd number of cache lines, so that planes do not collide."""
+        z, y, x = self.staged_size
+        if self.layout == "NXC":
+            return View(z * y * x * self.chunk, 1, (y * x * self.chunk, x * self.chunk, self.chunk))
+        plane = (-(-z * y * x // 16) | 1) * 16
+        return View(plane * self.chunk, plane, (y * x, x, 1))
+
+    def block(self, lanes: int) -> int:
+        """Output channels of a block."""
+        return self.vectors * lanes
+
+    def blocks(self, lanes: int) -> int:
+        return -(-self.outputs // self.block(lanes))
+
+    def scratch(self, lanes: int) -> tuple[int, int]:
+        """Elements of scratch memory: for the staged input, and for the sums of a box."""
+        staged = self.box[0] * self.staged_view.image + 64 if self.staged else 0
+        images, z, y, x = self.box
+        blocks = self.blocks(lanes) if self.chunk < self.inputs else 1
+        return staged, images * z * y * x * self.block(lanes) * blocks
+
+    def tap_origins(self, lanes: int) -> list[tuple[int, int, int, int]]:
+        """(phase, flat tap of the sweep's phase, origin, step over input channels) of all packed weights."""
+        result, origin, block = [], 0, self.block(lanes)
+        for number, phase in enumerate(self.sweep.phases):
+            count = tap_count(phase)
+            for tap in range(count):
+                if self.layout == "NXC":
+                    result.append((number, tap, origin + tap * self.inputs * block, block))
+                else:
+                    result.append((number, tap, origin + tap * block, count * block))
+            origin += count * self.inputs * block
+        return result
+
+    def packed_block(self, lanes: int) -> int:
+        """Elements of one block's packed weights."""
+        return self.sweep.taps * self.inputs * self.block(lanes)
+
+
+def tensor_view(channels: int, size: tuple[int, int, int], layout: str) -> View:
+    """How a whole tensor lies."""
+    z, y, x = size
+    if layout == "NCX":
+        return View(channels * z * y * x, z * y * x, (y * x, x, 1))
+    return View(channels * z * y * x, 1, (y * x * channels, x * channels, channels))
+
+
+def sweep_channels(
+    k: Trace, piece: Value, source: Pointer, packed: Pointer, bias: Pointer, target: Pointer, flags: Pointer,
+    slots: Value, memory: Pointer, *, plan: ChannelPlan, biased: bool,
+) -> None:  # fmt: skip
+    """One box."""
+    sweep, sums = plan.sweep, plan.type.compute
+    lanes = k.target.lanes(sums)
+    block, blocks = plan.block(lanes), plan.blocks(lanes)
+    counts = plan.boxes
+    rest, index = piece, []
+    for count in reversed(counts):
+        index.append(rest % count if count > 1 else k.value(0, i64))
+        rest = rest // count if count > 1 else rest
+    group = rest if plan.groups > 1 else k.value(0, i64)
+    image, *corner = (
+        i * b if n > 1 else 0 for i, b, n in zip(reversed(index), plan.box, counts, strict=True)
+    )
+    input_view = tensor_view(plan.inputs * plan.groups, sweep.input_size, plan.layout)
+    output_view = tensor_view(plan.outputs * plan.groups, sweep.output_size, plan.layout)
+    lows = [low for low, _ in sweep.reach]
+    begin = [c // spread * step + low for c, spread, step, low in zip(corner, sweep.spread, sweep.step, lows, strict=True)]
+    origin = source.at(image * input_view.image).at(group * (plan.inputs * input_view.channel))
+    if plan.images % plan.box[0] == 0:
+        present: Value | int = plan.box[0]
+    else:
+        present = least(k, plan.box[0], plan.images - image)
+    goal = target.at(image * output_view.image).at(group * (plan.outputs * output_view.channel))
+    weights = packed.at(group * (blocks * plan.packed_block(lanes)))
+    biases = bias.at(group * plan.outputs)
+    staged_size, sums_size = plan.scratch(lanes)
+
+    with k.borrowed(flags, slots, memory, staged_size + sums_size) as scratch:
+        totals = scratch.at(staged_size)
+        walk = _Walk(k, plan, lanes, corner, present)
+        if plan.chunk >= plan.inputs:
+            view, place = input_view, origin.at(sum(b * s for b, s in zip(begin, input_view.place, strict=True)))
+            if plan.staged:
+                view, place = plan.staged_view, scratch
+                _stage(k, origin, input_view, plan, present, plan.inputs, begin, scratch)
+            for number in k.range(blocks):
+                walk.multiply(place, view, weights.at(number * plan.packed_block(lanes)), totals, 0, plan.inputs)
+                walk.deliver(totals, goal, output_view, number * block, biases if biased else None)
+            return
+        everything = plan.box[0] * plan.box[1] * plan.box[2] * plan.box[3] * block
+        for at in k.vectors(everything * blocks, lanes=lanes):
+            totals[at] = k.value(0.0, sums, lanes)
+        for start in k.range(0, plan.inputs, plan.chunk):
+            count = least(k, plan.chunk, plan.inputs - start)
+            _stage(k, origin.at(start * input_view.channel), input_view, plan, present, count, begin, scratch)
+            for number in k.range(blocks):
+                place = weights.at(number * plan.packed_block(lanes))
+                walk.multiply(scratch, plan.staged_view, place, totals.at(number * everything), start, count, more=True)
+        for number in k.range(blocks):
+            walk.deliver(totals.at(number * everything), goal, output_view, number * block, biases if biased else None)
+
+
+def _stage(
+    k: Trace, origin: Pointer, view: View, plan: ChannelPlan, images: Value | int, channels: Value | int,
+    begin: list[Value | int], scratch: Pointer,
+) -> None:  # fmt: skip
+    arguments = (k, origin, view, plan.sweep.input_size, images, channels, begin, plan.staged_size, scratch)
+    if plan.layout == "NCX":
+        stage_planes(*arguments, plan.staged_view)
+    else:
+        stage_pixels(*arguments, plan.staged_view, plan.chunk)
+
+
+class _Walk:
+    """The tiles of one box."""
+
+    def __init__(
+        self, k: Trace, plan: ChannelPlan, lanes: int, corner: list[Value | int], images: Value | int
+    ) -> None:
+        self.k, self.plan, self.lanes, self.images = k, plan, lanes, images
+        self.block = plan.block(lanes)
+        self.counts = [
+            size if size <= box else least(k, box, size - start)
+            for size, box, start in zip(plan.sweep.output_size, plan.box[1:], corner, strict=True)
+        ]  # the positions of the box that exist
+        self.corner = corner
+
+    def multiply(
+        self, source: Pointer, view: View, weights: Pointer, totals: Pointer, first: Value | int, count: Value | int,
+        more: bool = False,
+    ) -> None:  # fmt: skip
+        """Add the products of `count` input channels, from `first` on, to the sums of all tiles (`more`), or begin."""
+        k, plan = self.k, self.plan
+        if not more and isinstance(count, int) and plan.depth >= count:
+            self._slice(source, view, weights, totals, first, 0, count, False)
+            return
+        if not more:
+            images, z, y, x = plan.box
+            for at in k.vectors(images * z * y * x * self.block, lanes=self.lanes):
+                totals[at] = k.value(0.0, totals.type, self.lanes)
+        for start in k.range(0, count, plan.depth):
+            depth = least(k, plan.depth, count - start)
+            self._slice(source, view, weights, totals, first + start, start, depth, True)
+
+    def _slice(
+        self, source: Pointer, view: View, weights: Pointer, totals: Pointer, weight: Value | int, start: Value | int,
+        depth: Value | int, more: bool,
+    ) -> None:  # fmt: skip
+        """All tiles, over `depth` input channels: from `start` on in the source, from `weight` on in the weights."""
+        k, plan = self.k, self.plan
+        source = source.at(start * view.channel)
+        lows = [low for low, _ in plan.sweep.reach]
+        origins = plan.tap_origins(self.lanes)
+        for number, phase in enumerate(plan.sweep.phases):
+            taps = [(origin, step) for n, _, origin, step in origins if n == number]
+            place = weights.at(taps[0][0]).at(weight * taps[0][1]) if taps else weights
+            shifted = source
+            if taps:
+                shifted = source.at(view.at([a.offsets[0] - low for a, low in zip(phase, lows, strict=True)]))
+            self._phase(shifted, view, place, totals, phase, depth, more)
+
+    def _phase(
+        self, source: Pointer, view: View, weights: Pointer, totals: Pointer, phase: Phase, depth: Value | int,
+        more: bool,
+    ) -> None:  # fmt: skip
+        k, plan = self.k, self.plan
+        n_tile, y_tile, x_tile = plan.tile
+        images, z_box, y_box, x_box = plan.box
+        steps = [axis.step * s for axis, s in zip(phase, view.place, strict=True)]
+        columns = max(0, -(-(x_box - phase[2].first) // phase[2].spread))
+        rows = [
+            max(0, -(-(count - axis.first) // axis.spread)) if isinstance(count, int) else
+            k.most(count - axis.first + (axis.spread - 1), 0) // axis.spread
+            for count, axis in zip(self.counts[:2], phase[:2], strict=True)
+        ]  # fmt: skip
+        if columns == 0:
+            return
+        parts = self._columns(columns, x_tile)
+        spots = self._spots(phase)
+        for n in self._tiles(self.images, n_tile):
+            for z in k.range(rows[0]):
+                for y in self._tiles(rows[1], y_tile):
+                    line = source.at(n * view.image + z * steps[0] + y * steps[1])
+                    out = totals.at(
+                        n * spots[0] + (z * phase[0].spread + phase[0].first) * spots[1]
+                        + (y * phase[1].spread + phase[1].first) * spots[2] + phase[2].first * spots[3]
+                    )  # fmt: skip
+                    for start, stop, width in parts:
+                        for x in k.range(start, stop, width):
+                            tile = list(itertools.product(range(n_tile), range(y_tile), range(width)))
+                            reads = [a * view.image + b * steps[1] + c * steps[2] for a, b, c in tile]
+                            writes = [
+                                a * spots[0] + b * phase[1].spread * spots[2] + c * phase[2].spread * spots[3]
+                                for a, b, c in tile
+                            ]
+                            goal = out.at(x * (phase[2].spread * spots[3]))
+                            self._tile(line.at(x * steps[2]), view, weights, goal, phase, reads, writes, depth, more)
+
+    def _columns(self, columns: int, tile: int) -> list[tuple[int, int, int]]:
+        """(start, stop, width) of runs of equally wide tiles: all alike, but for a narrower last one."""
+        count = -(-columns // tile)
+        width = -(-columns // count)
+        even = columns // width * width
+        parts = [(0, even, width)]
+        if columns > even:
+            parts.append((even, columns, columns - even))
+        return parts
+
+    def _tiles(self, count: Value | int, tile: int):  # type: ignore[no-untyped-def]
+        return self.k.range(0, count, tile)
+
+    def _spots(self, phase: Phase) -> tuple[int, int, int, int]:
+        """How far images, planes, rows and columns are apart in the sums."""
+        _, z, y, x = self.plan.box
+        return z * y * x * self.block, y * x * self.block, x * self.block, self.block
+
+    def _tile(
+        self, source: Pointer, view: View, weights: Pointer, out: Pointer, phase: Phase, reads: list[int],
+        writes: list[int], depth: Value | int, more: bool,
+    ) -> None:  # fmt: skip
+        """One register tile, from zero or from the sums so far, over `depth` channels and all taps."""
+        k, plan, lanes = self.k, self.plan, self.lanes
+        totals = new_totals(k, len(reads), plan.vectors, out.type)
+        if more:
+            for row, place in zip(totals, writes, strict=True):
+                for j, total in enumerate(row):
+                    total.set(out[whole(place + j * lanes, lanes)])
+        if tap_count(phase):
+            if plan.layout == "NXC":
+                self._taps_then_channels(totals, source, view, weights, phase, reads, depth)
+            else:
+                self._channels_then_taps(totals, source, view, weights, phase, reads, depth)
+        for row, place in zip(totals, writes, strict=True):
+            for j, total in enumerate(row):
+                out[whole(place + j * lanes, lanes)] = total.read()
+
+    def _channels_then_taps(
+        self, totals: list, source: Pointer, view: View, weights: Pointer, phase: Phase, reads: list[int],
+        depth: Value | int,
+    ) -> None:  # fmt: skip
+        k, count = self.k, tap_count(phase)
+        unroll = max(1, min(4, 8 // count))
+        for channel in k.unrolled(0, depth, unroll) if unroll > 1 else k.range(depth):
+            here, block = source.at(channel * view.channel), weights.at(channel * (count * self.block))
+            self._all_taps(phase, view, lambda place, tap, here=here, block=block: accumulate(
+                k, totals, here.at(place), reads, block.at(tap * self.block)
+            ))  # fmt: skip
+
+    def _taps_then_channels(
+        self, totals: list, source: Pointer, view: View, weights: Pointer, phase: Phase, reads: list[int],
+        depth: Value | int,
+    ) -> None:  # fmt: skip
+        k = self.k
+        a, b, c = (len(axis.offsets) for axis in phase)
+        for i in k.range(a):
+            for j in k.range(b):
+                for m in k.range(c):
+                    place = sum(
+                        t * axis.pitch * s for t, axis, s in zip((i, j, m), phase, view.place, strict=True)
+                    )
+                    here = source.at(place)
+                    block = weights.at(((i * b + j) * c + m) * (self.plan.inputs * self.block))
+                    for channel in k.unrolled(0, depth, 4):
+                        accumulate(k, totals, here.at(channel), reads, block.at(channel * self.block))
+
+    def _all_taps(self, phase: Phase, view: View, do) -> None:  # type: ignore[no-untyped-def]
+        """`do(place, tap)` for all taps: traced one by one where they are few, else in loops but for the last axis."""
+        k = self.k
+        a, b, c = (len(axis.offsets) for axis in phase)
+        pitches = [axis.pitch * s for axis, s in zip(phase, view.place, strict=True)]
+        few = a * b * c <= UNROLLED_TAPS
+        last = c <= UNROLLED_TAPS
+        for i in range(a) if few else k.range(a):
+            for j in range(b) if few else k.range(b):
+                for m in range(c) if last else k.range(c):
+                    do(i * pitches[0] + j * pitches[1] + m * pitches[2], (i * b + j) * c + m)
+
+    def deliver(self, totals: Pointer, target: Pointer, view: View, first: Value, bias: Pointer | None) -> None:
+        """The sums of a box, rounded, to where they belong, with the bias added."""
+        k, plan = self.k, self.plan
+        target = target.at(view.channel * first).at(
+            sum((c * s for c, s in zip(self.corner, view.place, strict=True)), start=0)
+        )
+        left = plan.outputs - first
+        biases = bias.at(first) if bias is not None else None
+        if plan.layout == "NXC":
+            self._deliver_pixels(totals, target, view, left, biases)
+        else:
+            self._deliver_planes(totals, target, view, left, biases)
+
+    def _deliver_pixels(self, totals: Pointer, target: Pointer, view: View, left: Value, bias: Pointer | None) -> None:
+        k, plan, lanes = self.k, self.plan, self.lanes
+        spots = self._spots(plan.sweep.phases[0])
+        ragged = plan.outputs % self.block != 0
+        spans = [some(k, j * lanes, left, lanes) if ragged else whole(j * lanes, lanes) for j in range(plan.vectors)]
+        for n in k.range(self.images):
+            for z in k.range(self.counts[0]):
+                for y in k.range(self.counts[1]):
+                    for x in k.range(self.counts[2]):
+                        source = totals.at(n * spots[0] + z * spots[1] + y * spots[2] + x * spots[3])
+                        pixel = target.at(n * view.image + view_at(view, (z, y, x)))
+                        for j, span in enumerate(spans):
+                            value = source[whole(j * lanes, lanes)]
+                            if bias is not None:
+                                value = value + bias[span]
+                            pixel[span] = k.to(plan.type.compute, value)
+
+    def _deliver_planes(self, totals: Pointer, target: Pointer, view: View, left: Value, bias: Pointer | None) -> None:
+        """Blocks of pixels by channels are turned; whole rows that follow one another are one long row."""
+        k, plan, lanes = self.k, self.plan, self.lanes
+        spots = self._spots(plan.sweep.phases[0])
+        joined = plan.box[3] >= plan.sweep.output_size[2]
+        lines, length = (1, self.counts[1] * self.counts[2]) if joined else (self.counts[1], self.counts[2])
+        length, ragged = k.value(length, i64), plan.outputs % self.block != 0
+        for n in k.range(self.images):
+            for z in k.range(self.counts[0]):
+                for y in k.range(lines):
+                    source = totals.at(n * spots[0] + z * spots[1] + y * spots[2])
+                    goal = target.at(n * view.image + view_at(view, (z, y, 0)))
+                    for at in k.vectors(length, lanes=lanes):
+                        for j in range(plan.vectors):
+                            rows = []
+                            for i in range(lanes):
+                                pixel = at.start + i
+                                if at.mask is not None:
+                                    pixel = k.least(pixel, length - 1)
+                                rows.append(source[whole(pixel * self.block + j * lanes, lanes)])
+                            for i, line in enumerate(turned(k, rows)):
+                                channel = j * lanes + i
+                                with k.when(left > channel) if ragged else nullcontext():
+                                    value = line if bias is None else line + k.spread(bias[channel], lanes)
+                                    goal.at(channel * view.channel)[at] = value
+
+
+def view_at(view: View, place) -> Value:  # type: ignore[no-untyped-def]
+    return place[0] * view.place[0] + place[1] * view.place[1] + place[2] * view.place[2]

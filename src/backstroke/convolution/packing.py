@@ -1,0 +1,117 @@
+"""Weights in the order in which the nests read them, and gradients of weights back in the caller's order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..jit.types import Type
+from .tiles import some, turned, whole, within
+
+if TYPE_CHECKING:
+    from ..jit.trace import Pointer, Trace, Value
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where the weight of a group, an output and an input channel of the sweep, and a tap stands, in elements."""
+
+    group: int
+    output: int
+    input: int
+    tap: int
+
+
+def pack(
+    k: Trace, piece: Value, w: Pointer, packed: Pointer, *,
+    weights: Weights, inputs: int, outputs: int, block: int, taps: tuple[tuple[int, int, int], ...], kernel: int,
+    size: int,
+) -> None:  # fmt: skip
+    """`packed[group][block of outputs]`: for each (tap of the kernel, origin, step over inputs) of `taps`, a vector block
+    of `block` outputs for every input stands at `origin + input * step`. Outputs that are not there are zero.
+
+    A piece is one block of one group; `size` is what a block takes.
+    """
+    lanes = k.target.lanes(packed.type)
+    blocks = -(-outputs // block)
+    group, first = piece // blocks, piece % blocks * block
+    source = w.at(group * weights.group + first * weights.output)
+    goal = packed.at(piece * size)
+    left = k.value(outputs, first.type) - first
+    if weights.output == 1:
+        for channel in k.range(inputs):
+            for tap, origin, step in taps:
+                for j in range(0, block, lanes):
+                    found = source.at(channel * weights.input + tap * weights.tap)[some(k, j, left, lanes) if outputs % block else whole(j, lanes)]
+                    goal[whole(channel * step + (origin + j), lanes)] = found
+        return
+
+    def block_of(start: Value, high: Value) -> list[Value]:
+        """A turned block: rows are outputs, columns neighbours in memory."""
+        rows = []
+        for i in range(lanes):
+            row = source.at(k.least(j + i, left - 1) * weights.output)
+            rows.append(row[within(k, start, 0, k.where(left > j + i, high, 0), lanes)])
+        return turned(k, rows)
+
+    for j in range(0, block, lanes):
+        if weights.input == 1:
+            for tap, origin, step in taps:
+                for at in k.vectors(inputs, lanes=lanes):
+                    start = tap * weights.tap + k.value(at.start, first.type)
+                    for i, column in enumerate(block_of(start, k.value(tap * weights.tap + inputs, first.type))):
+                        with k.when(at.start + i < k.value(inputs, first.type)):
+                            goal[whole((at.start + i) * step + (origin + j), lanes)] = column
+        else:
+            assert weights.tap == 1
+            for channel in k.range(inputs):
+                for start in range(0, kernel, lanes):
+                    here = [(tap - start, origin, step) for tap, origin, step in taps if start <= tap < start + lanes]
+                    base = channel * weights.input
+                    columns = block_of(base + start, base + kernel)
+                    for column, origin, step in here:
+                        goal[whole(channel * step + (origin + j), lanes)] = columns[column]
+
+
+def unpack(
+    k: Trace, piece: Value, partial: Pointer, dw: Pointer, *,
+    weights: Weights, inputs: int, outputs: int, block: int, kernel: int, chunks: int, chunk: int, type: Type,
+) -> None:  # fmt: skip
+    """Sum the chunks' gradients in order, and put them where the caller wants them.
+
+    A piece is one block of outputs of one group: `partial[chunk][piece][input][tap][block]`.
+    """
+    sums = partial.type
+    lanes = k.target.lanes(sums)
+    blocks = -(-outputs // block)
+    group, first = piece // blocks, piece % blocks * block
+    goal = dw.at(group * weights.group + first * weights.output)
+    left = k.value(outputs, first.type) - first
+    rows = inputs * kernel
+    source = partial.at(piece * (rows * block))
+
+    def total(place: Value | int) -> Value:
+        result = source[whole(place, lanes)]
+        for i in range(1, chunks):
+            result = result + source.at(i * chunk)[whole(place, lanes)]
+        return result
+
+    if weights.output == 1:
+        for channel in k.range(inputs):
+            for tap in k.range(kernel):
+                for j in range(0, block, lanes):
+                    place = (channel * kernel + tap) * block + j
+                    spot = goal.at(channel * weights.input + tap * weights.tap)
+                    spot[some(k, j, left, lanes) if outputs % block else whole(j, lanes)] = k.to(type.compute, total(place))
+        return
+    # Input and tap run together there: a row of the caller's order is `rows` neighbours.
+    assert weights.tap == 1 and weights.input == kernel
+    for j in range(0, block, lanes):
+        for at in k.vectors(rows, lanes=lanes):
+            block_rows = []
+            for i in range(lanes):
+                row = k.least(at.start + i, k.value(rows - 1, first.type))
+                block_rows.append(k.to(type.compute, total(row * block + j)))
+            for i, line in enumerate(turned(k, block_rows)):
+                with k.when(left > j + i):
+                    goal.at((j + i) * weights.output)[at] = line

@@ -1,0 +1,191 @@
+"""What the convolution nests are made of: the register tile, turned blocks, and boxes of input staged with their padding.
+
+The register tile is a sum of outer products, `totals[i][j] += a[rows[i]] * b[j]`: a few scalars, each spread over a
+vector, times a few vectors. Everything in this family is loops around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..jit.types import Type, i32, i64
+
+if TYPE_CHECKING:
+    from ..jit.trace import Lanes, Pointer, Trace, Value, Var
+
+Totals = list[list["Var"]]
+UNROLLED_ROW = 16  # vectors of a staged row that are traced one by one
+
+
+@dataclass(frozen=True)
+class View:
+    """How far the next image, the next channel and the next position on each axis are away, in elements."""
+
+    image: int
+    channel: int
+    place: tuple[int, int, int]
+
+    def at(self, place: Sequence[int]) -> int:
+        """The distance of a position from the first one."""
+        return sum(a * b for a, b in zip(self.place, place, strict=True))
+
+
+def least(k: Trace, a: Value | int, b: Value | int) -> Value | int:
+    """The smaller of two numbers, now where both are known."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else k.least(a, b)
+
+
+def new_totals(k: Trace, rows: int, vectors: int, type: Type) -> Totals:
+    """A register tile of zeros."""
+    return [[k.var(0.0, type, k.target.lanes(type)) for _ in range(vectors)] for _ in range(rows)]
+
+
+def accumulate(k: Trace, totals: Totals, a: Pointer, rows: Sequence[int], b: Pointer) -> None:
+    """`totals[i][j] += a[rows[i]] * b[j]`, where b holds vectors one after the other."""
+    lanes = totals[0][0].lanes
+    vectors = [b[whole(j * lanes, lanes)] for j in range(len(totals[0]))]
+    for row, place in zip(totals, rows, strict=True):
+        scale = k.spread(a[place], lanes)
+        for total, vector in zip(row, vectors, strict=True):
+            total.set(k.muladd(scale, vector, total))
+
+
+def whole(start: Value | int, lanes: int) -> Lanes:
+    """Whole lanes from `start` on."""
+    from ..jit.trace import Lanes
+
+    return Lanes(start, lanes)
+
+
+def some(k: Trace, start: Value | int, end: Value | int, lanes: int) -> Lanes:
+    """Lanes from `start` on, of which those before `end` exist; there may be none."""
+    if isinstance(start, int) and isinstance(end, int) and start + lanes <= end:
+        return whole(start, lanes)
+    return within(k, start, 0, end, lanes)
+
+
+def within(k: Trace, start: Value | int, low: Value | int, high: Value | int, lanes: int) -> Lanes:
+    """Lanes from `start` on, of which those from `low` to `high` exist."""
+    from ..jit.trace import Lanes
+
+    if lanes == 1:
+        position = k.value(start, i64)
+        return Lanes(start, 1, (position >= low) & (position < high))
+    ramp = k.ramp(i32, lanes, 1)
+    above = ramp >= k.spread(k.to(i32, k.value(low, i64) - start), lanes)
+    below = ramp < k.spread(k.to(i32, k.value(high, i64) - start), lanes)
+    return Lanes(start, lanes, above & below)
+
+
+def turned(k: Trace, rows: list[Value]) -> list[Value]:
+    """A square block with rows and columns exchanged."""
+    lanes, step = len(rows), 1
+    while step < lanes:
+        result = list(rows)
+        for i in range(lanes):
+            if not i & step:
+                low, high = rows[i], rows[i + step]
+                result[i] = k.shuffle(low, high, [lanes + j - step if j & step else j for j in range(lanes)])
+                result[i + step] = k.shuffle(low, high, [lanes + j if j & step else j + step for j in range(lanes)])
+        rows, step = result, step * 2
+    return rows
+
+
+def padded_row(k: Trace, row: Pointer, start: Value | int, count: int, size: int, lanes: int) -> Iterator[tuple[Lanes, Value]]:
+    """`count` elements of a row of `size` from position `start` on, zero outside: where each vector goes, and it."""
+    if isinstance(start, int) and count <= UNROLLED_ROW * lanes:
+        for v in range(0, count, lanes):
+            goal = some(k, v, count, lanes)
+            low, high = max(0, start + v), min(size, start + v + min(lanes, count - v))
+            if high <= low:
+                yield goal, k.value(0.0, row.type.compute, lanes)
+            elif high - low == lanes:
+                yield goal, row[whole(start + v, lanes)]
+            else:
+                yield goal, row[within(k, start + v, low, high, lanes)]
+        return
+    for at in k.vectors(count, lanes=lanes):
+        high = size if at.mask is None else k.least(start + k.value(count, i64), size)
+        yield at, row[within(k, at.start + start, 0, high, lanes)]
+
+
+def box_lines(
+    k: Trace, box: Sequence[int], corner: Sequence[Value | int], size: Sequence[int]
+) -> Iterator[tuple[Value, Value, Value, Value, Value]]:
+    """The lines of a box: its place in the box (z, y), in the input, and whether it lies in the input."""
+    for z in k.range(box[0]):
+        for y in k.range(box[1]):
+            at_z, at_y = z + corner[0], y + corner[1]
+            yield z, y, at_z, at_y, k.below(at_z, size[0]) & k.below(at_y, size[1])
+
+
+def stage_planes(
+    k: Trace, source: Pointer, view: View, size: Sequence[int], images: int, channels: Value | int,
+    corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View,
+) -> None:  # fmt: skip
+    """Copy a box of positions of some images and channels, plane by plane: zero where it leaves the input.
+
+    `corner` is where the box begins, which may be before the input; the target is laid out as `staged` says.
+    """
+    lanes = k.target.lanes(target.type)
+    for n in k.range(images):
+        for c in k.range(channels):
+            for z, y, at_z, at_y, exists in box_lines(k, box, corner, size):
+                goal = target.at(n * staged.image + c * staged.channel + z * staged.place[0] + y * staged.place[1])
+                with k.when(exists):
+                    place = n * view.image + c * view.channel + at_z * view.place[0] + at_y * view.place[1]
+                    for at, values in padded_row(k, source.at(place), corner[2], box[2], size[2], lanes):
+                        goal[at] = values
+                with k.when(k.no(exists)):
+                    for at in k.vectors(box[2], lanes=lanes):
+                        goal[at] = k.value(0.0, target.type, lanes)
+
+
+def stage_pixels(
+    k: Trace, source: Pointer, view: View, size: Sequence[int], images: int, channels: Value | int,
+    corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View, padded: int,
+) -> None:  # fmt: skip
+    """The same with channels innermost on both sides; the target has room for `padded` channels, zero beyond those."""
+    lanes = k.target.lanes(target.type)
+    for n in k.range(images):
+        for z, y, at_z, at_y, exists in box_lines(k, box, corner, size):
+            line = n * view.image + k.where(exists, at_z * view.place[0] + at_y * view.place[1], 0)
+            for x in k.range(box[2]):
+                at_x = x + corner[2]
+                here = exists & k.below(at_x, size[2])
+                count = k.where(here, channels, 0)
+                pixel = source.at(line + k.where(here, at_x, 0) * view.place[2])
+                goal = target.at(n * staged.image + z * staged.place[0] + y * staged.place[1] + x * staged.place[2])
+                for at in k.vectors(padded, lanes=lanes):
+                    goal[at] = pixel[some(k, k.value(at.start, i64), count, lanes)]
+
+
+def stage_turned(
+    k: Trace, source: Pointer, view: View, size: Sequence[int], images: int, channels: Value | int,
+    corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View, vectors: int,
+) -> None:  # fmt: skip
+    """Planes to channels innermost, `vectors` vectors of channels of which `channels` exist: zero elsewhere."""
+    lanes = k.target.lanes(target.type)
+    for n in k.range(images):
+        for z, y, at_z, at_y, exists in box_lines(k, box, corner, size):
+            place = n * view.image + k.where(exists, at_z * view.place[0] + at_y * view.place[1], 0)
+            goal = target.at(n * staged.image + z * staged.place[0] + y * staged.place[1])
+            for j in range(vectors):
+                for at in k.vectors(box[2], lanes=lanes):
+                    rows = []
+                    start = at.start + corner[2]
+                    for i in range(lanes):
+                        channel = j * lanes + i
+                        high = k.where(exists & (k.value(channel, i64) < channels), size[2], 0)
+                        line = source.at(place + k.least(channel, k.value(channels, i64) - 1) * view.channel)
+                        rows.append(line[within(k, start, 0, high, lanes)])
+                    count = lanes if at.mask is None else k.value(box[2], i64) - at.start
+                    for i, column in enumerate(turned(k, rows)):
+                        spot = goal.at((at.start + i) * staged.place[2] + j * lanes)
+                        if at.mask is None:
+                            spot[whole(0, lanes)] = column
+                            continue
+                        with k.when(k.value(i, i64) < count):
+                            spot[whole(0, lanes)] = column
