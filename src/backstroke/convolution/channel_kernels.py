@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 from ..jit.types import Type, i64
 from .sweeps import Phase, Sweep, tap_count
-from .tiles import View, accumulate, least, new_totals, some, stage_pixels, stage_planes, turned, whole
+from .tiles import View, accumulate, least, new_totals, some, stage_pixels, stage_planes, tensor_view, turned, whole
 
 if TYPE_CHECKING:
     from ..jit.trace import Pointer, Trace, Value
 
-UNROLLED_TAPS = 12  # taps that are traced one by one; beyond, only those of the last axis are
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,6 @@ class ChannelPlan:
     def packed_block(self, lanes: int) -> int:
         """Elements of one block's packed weights."""
         return self.sweep.taps * self.inputs * self.block(lanes)
-
-
-def tensor_view(channels: int, size: tuple[int, int, int], layout: str) -> View:
-    """How a whole tensor lies."""
-    z, y, x = size
-    if layout == "NCX":
-        return View(channels * z * y * x, z * y * x, (y * x, x, 1))
-    return View(channels * z * y * x, 1, (y * x * channels, x * channels, channels))
 
 
 def sweep_channels(
@@ -307,8 +298,7 @@ class _Walk:
         depth: Value | int,
     ) -> None:  # fmt: skip
         k, count = self.k, tap_count(phase)
-        unroll = max(1, min(4, 8 // count))
-        for channel in k.unrolled(0, depth, unroll) if unroll > 1 else k.range(depth):
+        for channel in k.unrolled(0, depth, 4) if count == 1 else k.range(depth):
             here, block = source.at(channel * view.channel), weights.at(channel * (count * self.block))
             self._all_taps(phase, view, lambda place, tap, here=here, block=block: accumulate(
                 k, totals, here.at(place), reads, block.at(tap * self.block)
@@ -332,15 +322,13 @@ class _Walk:
                         accumulate(k, totals, here.at(channel), reads, block.at(channel * self.block))
 
     def _all_taps(self, phase: Phase, view: View, do) -> None:  # type: ignore[no-untyped-def]
-        """`do(place, tap)` for all taps: traced one by one where they are few, else in loops but for the last axis."""
+        """`do(place, tap)` for all taps. Unrolled, LLVM would keep what two taps read in registers, and run out of them."""
         k = self.k
         a, b, c = (len(axis.offsets) for axis in phase)
         pitches = [axis.pitch * s for axis, s in zip(phase, view.place, strict=True)]
-        few = a * b * c <= UNROLLED_TAPS
-        last = c <= UNROLLED_TAPS
-        for i in range(a) if few else k.range(a):
-            for j in range(b) if few else k.range(b):
-                for m in range(c) if last else k.range(c):
+        for i in k.range(a):
+            for j in k.range(b):
+                for m in k.range(c):
                     do(i * pitches[0] + j * pitches[1] + m * pitches[2], (i * b + j) * c + m)
 
     def deliver(self, totals: Pointer, target: Pointer, view: View, first: Value, bias: Pointer | None) -> None:

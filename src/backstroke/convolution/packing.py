@@ -9,7 +9,7 @@ from ..jit.types import Type
 from .tiles import some, turned, whole, within
 
 if TYPE_CHECKING:
-    from ..jit.trace import Pointer, Trace, Value
+    from ..jit.trace import Lanes, Pointer, Trace, Value
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,13 @@ def pack(
 
 
 def unpack(
-    k: Trace, piece: Value, partial: Pointer, dw: Pointer, *,
-    weights: Weights, inputs: int, outputs: int, block: int, kernel: int, chunks: int, chunk: int, type: Type,
+    k: Trace, piece: Value, partial: Pointer, dw: Pointer, db: Pointer, *,
+    weights: Weights, inputs: int, outputs: int, block: int, kernel: int, chunks: int, chunk: int, biased: bool,
+    type: Type,
 ) -> None:  # fmt: skip
     """Sum the chunks' gradients in order, and put them where the caller wants them.
 
-    A piece is one block of outputs of one group: `partial[chunk][piece][input][tap][block]`.
+    A piece is one block of outputs of one group: `partial[chunk][piece][input][tap][block]`, the bias' sums behind.
     """
     sums = partial.type
     lanes = k.target.lanes(sums)
@@ -88,7 +89,7 @@ def unpack(
     goal = dw.at(group * weights.group + first * weights.output)
     left = k.value(outputs, first.type) - first
     rows = inputs * kernel
-    source = partial.at(piece * (rows * block))
+    source = partial.at(piece * ((rows + 1) * block))
 
     def total(place: Value | int) -> Value:
         result = source[whole(place, lanes)]
@@ -96,13 +97,21 @@ def unpack(
             result = result + source.at(i * chunk)[whole(place, lanes)]
         return result
 
+    def here(j: int) -> Lanes:
+        return some(k, j, left, lanes) if outputs % block else whole(j, lanes)
+
+    if biased:
+        for j in range(0, block, lanes):
+            db.at(group * outputs + first)[here(j)] = k.to(type.compute, total(rows * block + j))
+    if not inputs:
+        return
     if weights.output == 1:
         for channel in k.range(inputs):
             for tap in k.range(kernel):
                 for j in range(0, block, lanes):
                     place = (channel * kernel + tap) * block + j
                     spot = goal.at(channel * weights.input + tap * weights.tap)
-                    spot[some(k, j, left, lanes) if outputs % block else whole(j, lanes)] = k.to(type.compute, total(place))
+                    spot[here(j)] = k.to(type.compute, total(place))
         return
     # Input and tap run together there: a row of the caller's order is `rows` neighbours.
     assert weights.tap == 1 and weights.input == kernel

@@ -52,7 +52,7 @@ def choose(sweep, layout, images, groups, inputs, outputs, type, lanes):
             n = -(-cols // tx)
             width = -(-cols // n)
             acc = tn*ty*width*v
-            fm = max(acc, tn*ty*width + v, 8)   # FMA or loads or latency
+            fm = max(acc, tn*ty*width + v, 4 * v, 8) + 1.2
             cost = blocks * fm * n * (-(-images // tn)) * (-(-rows // ty)) * (1.02 if v==1 else 1)
             cost += blocks*v*0.0
             if best is None or cost < best[0]*0.995:
@@ -123,3 +123,71 @@ def run_plan(plan, source, w, bias, target, transposed):
     params = [pointer(type), pointer(sums), pointer(type), pointer(type), pointer(i64), scalar(), pointer(sums)]
     kn = compiler.kernel(channel_kernels.sweep_channels, *params, plan=plan, biased=bias is not None)
     pool.run(kn, kn.pack(arrays.address(source), arrays.address(packed), arrays.address(bias) if bias is not None else 0, arrays.address(target), *scratch.arguments), plan.pieces)
+
+from . import weight_kernels
+from .weight_kernels import WeightPlan
+
+
+def choose_weights(geometry, layout, images, groups, inputs, outputs, type, lanes, biased):
+    size = type.compute.bytes
+    nvec = -(-outputs // lanes)
+    a, b, c = geometry.kernel
+    best = None
+    for joined in (True, False):
+        if joined and (a * b * c > 14 or a * b == 1): continue
+        inline = a * b * c if joined else c
+        for v in (1, 2, 3, 4):
+            if v > nvec: continue
+            for rows in range(1, 1 + min(28, inputs or 1)):
+                n = inline * rows
+                if n * v > 28 and not (rows == 1 and v == 1): continue
+                blocks = -(-nvec // v)
+                count = -(-inputs // rows)
+                rest = inputs % rows
+                def cyc(n): return max(n * v, n + v, 4 * v, 8) + 2
+                cost = blocks * (a * b * c // inline) * ((inputs // rows) * cyc(n) + (cyc(inline * rest) if rest else 0))
+                if best is None or cost < best[0] * 0.999:
+                    best = (cost, joined, v, rows)
+    _, joined, v, rows = best
+    block = v * lanes
+    z, y, x = geometry.output_size
+    pixels = max(64, (24 << 10) // (block * size))
+    bx = min(x, pixels)
+    if bx < x: bx = -(-x // -(-x // bx))
+    by = max(1, min(y, pixels // bx))
+    by = -(-y // -(-y // by))
+    nb = max(1, min(images, pixels // (bx * by))) if by == y and bx == x else 1
+    while images % nb: nb -= 1
+    staged_x = type is not type.compute or any(p != (0, 0) for p in geometry.pads)
+    staged_dy = layout == "NCX" or type is not type.compute or outputs % block != 0
+    blocks = groups * -(-outputs // block)
+    depth = max(inputs, 1)
+    def plan(depth, chunks):
+        return WeightPlan(geometry, layout, images, groups, inputs, outputs, v, rows, joined, (nb, by, bx), depth, chunks, staged_x, staged_dy, biased, type)
+    while depth > rows and (plan(depth,1).scratch(lanes)[1] * size > (256 << 10)):
+        depth = -(-depth // 2 // rows) * rows
+    want = 8
+    while depth > max(rows, 32) and blocks * -(-inputs // depth) < want:
+        depth = -(-depth // 2 // rows) * rows
+    chunks = 1
+    p = plan(depth, 1)
+    total = blocks * p.input_blocks
+    sums = blocks * p.sums(lanes) * size
+    while chunks < p.box_count and total * chunks < want and sums * chunks * 2 <= (4 << 20):
+        chunks *= 2
+    return plan(depth, min(chunks, p.box_count))
+
+
+def run_weights(dy, x, dw, db, geometry, group, layout, w_shape):
+    type = arrays.TYPES[dy.dtype]; sums = type.compute; lanes = current().lanes(type)
+    cx, cy = (t.shape[1] if layout == "NCX" else t.shape[-1] for t in (x, dy))
+    plan = choose_weights(geometry, layout, x.shape[0], group, cx // group if dw is not None else 0, cy // group, type, lanes, db is not None)
+    blocks = group * plan.output_blocks(lanes)
+    partial = memory.pool.empty((plan.chunks * blocks * plan.sums(lanes) + 16,), _DTYPES[sums])
+    scratch = Scratch(-(-(sum(plan.scratch(lanes)) + 16) // 16) * 16, sums)
+    kn = compiler.kernel(weight_kernels.weight_gradient, pointer(type), pointer(type), pointer(sums), pointer(i64), scalar(), pointer(sums), plan=plan)
+    pool.run(kn, kn.pack(arrays.address(dy), arrays.address(x), arrays.address(partial), *scratch.arguments), plan.pieces(lanes))
+    un = compiler.kernel(packing.unpack, pointer(sums), pointer(type), pointer(type), weights=weights_of(w_shape, group, layout, False), inputs=plan.inputs,
+        outputs=plan.outputs, block=plan.block(lanes), kernel=plan.taps, chunks=plan.chunks, chunk=blocks * plan.sums(lanes), biased=plan.biased, type=type)
+    pool.run(un, un.pack(arrays.address(partial), 0 if dw is None else arrays.address(dw), 0 if db is None else arrays.address(db)), blocks)
+    return plan

@@ -32,6 +32,14 @@ class View:
         return sum(a * b for a, b in zip(self.place, place, strict=True))
 
 
+def tensor_view(channels: int, size: tuple[int, int, int], layout: str) -> View:
+    """How a whole tensor lies."""
+    z, y, x = size
+    if layout == "NCX":
+        return View(channels * z * y * x, z * y * x, (y * x, x, 1))
+    return View(channels * z * y * x, 1, (y * x * channels, x * channels, channels))
+
+
 def least(k: Trace, a: Value | int, b: Value | int) -> Value | int:
     """The smaller of two numbers, now where both are known."""
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else k.least(a, b)

@@ -1,0 +1,254 @@
+"""The weights' gradient (and the bias'): sums over pixels, with vectors over output channels.
+
+The register tile is some pairs of input channel and tap (scalars of x at shifted places, each spread) by some vectors
+of output channels of dy; it runs over the pixels of a box before it is added to the sums in memory, so long sums are
+made of short ones. dy is turned to channels innermost and x is padded, a box at a time, in scratch memory. A piece is a
+block of output channels, a block of input channels and a range of boxes; no two pieces add to the same sums, and how
+many there are depends on the problem, so the bits do not depend on the threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..geometry import Geometry
+from ..jit.types import Type, i64
+from .tiles import (
+    View, accumulate, least, new_totals, stage_pixels, stage_planes, stage_turned, tensor_view, whole,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from ..jit.trace import Pointer, Trace, Value
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """All that is constant in a gradient of weights."""
+
+    geometry: Geometry  # of three axes
+    layout: str
+    images: int
+    groups: int
+    inputs: int  # channels of one group; 0 where only the bias' gradient is wanted
+    outputs: int
+    vectors: int
+    rows: int  # input channels of the register tile
+    joined: bool  # whether the tile takes all taps, or those along the last axis alone
+    box: tuple[int, int, int]  # images, rows and columns of outputs that are staged at a time
+    depth: int  # input channels of a piece
+    chunks: int
+    staged_x: bool
+    staged_dy: bool
+    biased: bool
+    type: Type
+
+    @property
+    def taps(self) -> int:
+        a, b, c = self.geometry.kernel
+        return a * b * c
+
+    @property
+    def boxes(self) -> tuple[int, int, int, int]:
+        """How many boxes there are, over images, planes, rows and columns."""
+        z, y, x = self.geometry.output_size
+        return -(-self.images // self.box[0]), z, -(-y // self.box[1]), -(-x // self.box[2])
+
+    @property
+    def box_count(self) -> int:
+        a, b, c, d = self.boxes
+        return a * b * c * d
+
+    @property
+    def input_blocks(self) -> int:
+        return max(1, -(-self.inputs // self.depth))
+
+    def block(self, lanes: int) -> int:
+        return self.vectors * lanes
+
+    def output_blocks(self, lanes: int) -> int:
+        return -(-self.outputs // self.block(lanes))
+
+    def sums(self, lanes: int) -> int:
+        """Elements that the sums of one block of output channels take; the bias' come last."""
+        return (self.inputs * self.taps + 1) * self.block(lanes)
+
+    def pieces(self, lanes: int) -> int:
+        return self.groups * self.output_blocks(lanes) * self.input_blocks * self.chunks
+
+    @property
+    def x_size(self) -> tuple[int, int, int]:
+        """The input positions that a box reads."""
+        g, (_, y, x) = self.geometry, self.box
+        return (
+            g.extents[0],
+            (y - 1) * g.strides[1] + g.extents[1],
+            (x - 1) * g.strides[2] + g.extents[2],
+        )
+
+    @property
+    def x_view(self) -> View:
+        z, y, x = self.x_size
+        if self.layout == "NXC":
+            return View(z * y * x * self.depth, 1, (y * x * self.depth, x * self.depth, self.depth))
+        plane = (-(-z * y * x // 16) | 1) * 16
+        return View(plane * self.depth, plane, (y * x, x, 1))
+
+    def dy_view(self, lanes: int) -> View:
+        block, (_, y, x) = self.block(lanes), self.box
+        return View(y * x * block, 1, (y * x * block, x * block, block))
+
+    def scratch(self, lanes: int) -> tuple[int, int]:
+        """Elements of scratch memory: for dy, and for x."""
+        images, y, x = self.box
+        dy = images * y * x * self.block(lanes) if self.staged_dy else 0
+        return dy, self.box[0] * self.x_view.image + 64 if self.staged_x else 0
+
+
+def weight_gradient(
+    k: Trace, piece: Value, dy: Pointer, x: Pointer, partial: Pointer, flags: Pointer, slots: Value, memory: Pointer,
+    *, plan: WeightPlan,
+) -> None:  # fmt: skip
+    """One piece: its sums in `partial[chunk][group][block of outputs]`."""
+    g = plan.geometry
+    lanes = k.target.lanes(partial.type)
+    block, taps = plan.block(lanes), plan.taps
+    dy_channels, x_channels = plan.outputs * plan.groups, max(plan.inputs, 1) * plan.groups
+    dy_whole, x_whole = (
+        tensor_view(n, size, plan.layout) for n, size in ((dy_channels, g.output_size), (x_channels, g.input_size))
+    )
+    rest, parts = piece, []
+    for count in (plan.input_blocks, plan.output_blocks(lanes), plan.groups):
+        parts.append(rest % count)
+        rest = rest // count
+    (number, output_block, group), chunk = parts, rest
+    first = number * plan.depth
+    depth = least(k, plan.depth, plan.inputs - first) if plan.inputs else 0
+    left = k.least(block, plan.outputs - output_block * block)
+    goal = partial.at(((chunk * plan.groups + group) * plan.output_blocks(lanes) + output_block) * plan.sums(lanes))
+    mine = goal.at(first * (taps * block))
+    for at in k.vectors(depth * (taps * block), lanes=lanes):
+        mine[at] = k.value(0.0, partial.type, lanes)
+    bias = goal.at(plan.inputs * taps * block)
+    if plan.biased:
+        with k.when(number == 0):
+            for j in range(plan.vectors):
+                bias[whole(j * lanes, lanes)] = k.value(0.0, partial.type, lanes)
+
+    dy_group = dy.at((group * plan.outputs + output_block * block) * dy_whole.channel)
+    x_group = x.at((group * plan.inputs + first) * x_whole.channel)
+    dy_room, x_room = plan.scratch(lanes)
+    each = -(-plan.box_count // plan.chunks)
+    with k.borrowed(flags, slots, memory, dy_room + x_room + 16) as scratch:
+        for box in k.range(chunk * each, k.least(chunk * each + each, plan.box_count)):
+            counts = plan.boxes
+            at = [box // (counts[1] * counts[2] * counts[3]), box // (counts[2] * counts[3]) % counts[1],
+                  box // counts[3] % counts[2], box % counts[3]]  # fmt: skip
+            image, row, column = at[0] * plan.box[0], at[2] * plan.box[1], at[3] * plan.box[2]
+            images, rows, columns = (
+                size if size <= most else size if size % most == 0 and False else k.least(most, size - start)
+                for size, most, start in zip(
+                    (plan.images, *g.output_size[1:]), plan.box, (image, row, column), strict=True
+                )
+            )
+            corner = [at[1], row, column]
+            corner = [c if n > 1 else 0 for c, n in zip(corner, counts[1:], strict=True)]
+            begin = [c * s - p[0] for c, s, p in zip(corner, g.strides, g.pads, strict=True)]
+            outputs, dy_view = dy_group.at(image * dy_whole.image), dy_whole
+            if plan.staged_dy:
+                arguments = (k, outputs, dy_whole, g.output_size, images, left, corner, (1, *plan.box[1:]))
+                dy_view = plan.dy_view(lanes)
+                if plan.layout == "NCX":
+                    stage_turned(*arguments, scratch, dy_view, plan.vectors)
+                else:
+                    stage_pixels(*arguments, scratch, dy_view, block)
+                outputs = scratch
+            else:
+                outputs = outputs.at(dy_view.at(corner))
+            if plan.biased:
+                with k.when(number == 0):
+                    _add_bias(k, plan, outputs, dy_view, bias, images, rows, columns)
+            if not plan.inputs:
+                continue
+            inputs, x_view = x_group.at(image * x_whole.image), x_whole
+            if plan.staged_x:
+                x_view = plan.x_view
+                arguments = (k, inputs, x_whole, g.input_size, images, depth, begin, plan.x_size)
+                if plan.layout == "NCX":
+                    stage_planes(*arguments, scratch.at(dy_room), x_view)
+                else:
+                    stage_pixels(*arguments, scratch.at(dy_room), x_view, plan.depth)
+                inputs = scratch.at(dy_room)
+            else:
+                inputs = inputs.at(x_view.at(begin))
+            _add_box(k, plan, outputs, dy_view, inputs, x_view, mine, depth, (images, rows, columns))
+
+
+def _add_box(
+    k: Trace, plan: WeightPlan, dy: Pointer, dy_view: View, x: Pointer, x_view: View, sums: Pointer,
+    depth: Value | int, counts: tuple[Value | int, ...],
+) -> None:  # fmt: skip
+    """The products of a box, added to the sums of all its input channels and taps."""
+    a, b, c = plan.geometry.kernel
+    block = plan.block(k.target.lanes(sums.type))
+    pitches = [d * s for d, s in zip(plan.geometry.dilations, x_view.place, strict=True)]
+    leading = list(itertools.product(range(a), range(b))) if plan.joined else [(0, 0)]
+    inline = [(i * pitches[0] + j * pitches[1] + m * pitches[2], (i * b + j) * c + m)
+              for i, j in leading for m in range(c)]  # fmt: skip
+    loops = (1, 1) if plan.joined else (a, b)
+
+    def tiles(channel: Value | int, width: int) -> None:
+        for i in k.range(loops[0]):
+            for j in k.range(loops[1]):
+                source = x.at(channel * x_view.channel).at(i * pitches[0] + j * pitches[1])
+                goal = sums.at((channel * plan.taps + (i * b + j) * c) * block)
+                reads = [n * x_view.channel + place for n in range(width) for place, _ in inline]
+                writes = [(n * plan.taps + tap) * block for n in range(width) for _, tap in inline]
+                _tile(k, plan, dy, dy_view, source, x_view, goal, reads, writes, counts)
+
+    full = depth // plan.rows * plan.rows
+    for channel in k.range(0, full, plan.rows):
+        tiles(channel, plan.rows)
+    rest = plan.inputs % plan.rows
+    if rest:
+        with k.when(k.value(full, i64) < depth):
+            tiles(full, rest)
+
+
+def _tile(
+    k: Trace, plan: WeightPlan, dy: Pointer, dy_view: View, x: Pointer, x_view: View, goal: Pointer, reads: list[int],
+    writes: list[int], counts: tuple[Value | int, ...],
+) -> None:  # fmt: skip
+    """One register tile over the pixels of a box."""
+    lanes = k.target.lanes(goal.type)
+    strides = plan.geometry.strides
+    totals = new_totals(k, len(reads), plan.vectors, goal.type)
+    for n in k.range(counts[0]):
+        for row in k.range(counts[1]):
+            source = x.at(n * x_view.image + row * (strides[1] * x_view.place[1]))
+            line = dy.at(n * dy_view.image + row * dy_view.place[1])
+            for column in k.range(counts[2]):
+                here = source.at(column * (strides[2] * x_view.place[2]))
+                accumulate(k, totals, here, reads, line.at(column * dy_view.place[2]))
+    for row_of, place in zip(totals, writes, strict=True):
+        for j, total in enumerate(row_of):
+            at = whole(place + j * lanes, lanes)
+            goal[at] = goal[at] + total
+
+
+def _add_bias(
+    k: Trace, plan: WeightPlan, dy: Pointer, view: View, bias: Pointer, images: Value | int, rows: Value | int,
+    columns: Value | int,
+) -> None:  # fmt: skip
+    lanes = k.target.lanes(bias.type)
+    totals = [k.var(0.0, bias.type, lanes) for _ in range(plan.vectors)]
+    for n in k.range(images):
+        for row in k.range(rows):
+            for column in k.range(columns):
+                pixel = dy.at(n * view.image + row * view.place[1] + column * view.place[2])
+                for j, total in enumerate(totals):
+                    total += pixel[whole(j * lanes, lanes)]
+    for j, total in enumerate(totals):
+        at = whole(j * lanes, lanes)
+        bias[at] = bias[at] + total
