@@ -15,12 +15,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..jit.types import Type, i64
-from .sweeps import Phase, Sweep, tap_count
-from .tiles import View, accumulate, least, new_totals, some, stage_pixels, stage_planes, tensor_view, turned, whole
+from .sweeps import Phase, Sweep, tap_count, tap_indices
+from .tiles import (
+    Totals,
+    View,
+    accumulate,
+    least,
+    new_totals,
+    some,
+    stage_pixels,
+    stage_planes,
+    tensor_view,
+    turned,
+    whole,
+)
 
 if TYPE_CHECKING:
     from ..jit.trace import Pointer, Trace, Value
-
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,11 @@ class ChannelPlan:
             origin += count * self.inputs * block
         return result
 
+    def packed_taps(self, lanes: int) -> tuple[tuple[int, int, int], ...]:
+        """(flat tap of the kernel, origin, step over input channels) of all packed weights."""
+        flat = [tap_indices(phase, self.sweep.kernel) for phase in self.sweep.phases]
+        return tuple((flat[number][tap], origin, step) for number, tap, origin, step in self.tap_origins(lanes))
+
     def packed_block(self, lanes: int) -> int:
         """Elements of one block's packed weights."""
         return self.sweep.taps * self.inputs * self.block(lanes)
@@ -117,13 +133,13 @@ def sweep_channels(
         index.append(rest % count if count > 1 else k.value(0, i64))
         rest = rest // count if count > 1 else rest
     group = rest if plan.groups > 1 else k.value(0, i64)
-    image, *corner = (
-        i * b if n > 1 else 0 for i, b, n in zip(reversed(index), plan.box, counts, strict=True)
-    )
+    image, *corner = (i * b if n > 1 else 0 for i, b, n in zip(reversed(index), plan.box, counts, strict=True))
     input_view = tensor_view(plan.inputs * plan.groups, sweep.input_size, plan.layout)
     output_view = tensor_view(plan.outputs * plan.groups, sweep.output_size, plan.layout)
     lows = [low for low, _ in sweep.reach]
-    begin = [c // spread * step + low for c, spread, step, low in zip(corner, sweep.spread, sweep.step, lows, strict=True)]
+    begin = [
+        c // spread * step + low for c, spread, step, low in zip(corner, sweep.spread, sweep.step, lows, strict=True)
+    ]
     origin = source.at(image * input_view.image).at(group * (plan.inputs * input_view.channel))
     if plan.images % plan.box[0] == 0:
         present: Value | int = plan.box[0]
@@ -150,11 +166,13 @@ def sweep_channels(
         for at in k.vectors(everything * blocks, lanes=lanes):
             totals[at] = k.value(0.0, sums, lanes)
         for start in k.range(0, plan.inputs, plan.chunk):
-            count = least(k, plan.chunk, plan.inputs - start)
-            _stage(k, origin.at(start * input_view.channel), input_view, plan, present, count, begin, scratch)
+            channels = least(k, plan.chunk, plan.inputs - start)
+            _stage(k, origin.at(start * input_view.channel), input_view, plan, present, channels, begin, scratch)
             for number in k.range(blocks):
                 place = weights.at(number * plan.packed_block(lanes))
-                walk.multiply(scratch, plan.staged_view, place, totals.at(number * everything), start, count, more=True)
+                walk.multiply(
+                    scratch, plan.staged_view, place, totals.at(number * everything), start, channels, more=True
+                )
         for number in k.range(blocks):
             walk.deliver(totals.at(number * everything), goal, output_view, number * block, biases if biased else None)
 
@@ -173,9 +191,7 @@ def _stage(
 class _Walk:
     """The tiles of one box."""
 
-    def __init__(
-        self, k: Trace, plan: ChannelPlan, lanes: int, corner: list[Value | int], images: Value | int
-    ) -> None:
+    def __init__(self, k: Trace, plan: ChannelPlan, lanes: int, corner: list[Value | int], images: Value | int) -> None:
         self.k, self.plan, self.lanes, self.images = k, plan, lanes, images
         self.block = plan.block(lanes)
         self.counts = [
@@ -206,7 +222,7 @@ class _Walk:
         depth: Value | int, more: bool,
     ) -> None:  # fmt: skip
         """All tiles, over `depth` input channels: from `start` on in the source, from `weight` on in the weights."""
-        k, plan = self.k, self.plan
+        plan = self.plan
         source = source.at(start * view.channel)
         lows = [low for low, _ in plan.sweep.reach]
         origins = plan.tap_origins(self.lanes)
@@ -224,7 +240,7 @@ class _Walk:
     ) -> None:  # fmt: skip
         k, plan = self.k, self.plan
         n_tile, y_tile, x_tile = plan.tile
-        images, z_box, y_box, x_box = plan.box
+        x_box = plan.box[3]
         steps = [axis.step * s for axis, s in zip(phase, view.place, strict=True)]
         columns = max(0, -(-(x_box - phase[2].first) // phase[2].spread))
         rows = [
@@ -294,7 +310,7 @@ class _Walk:
                 out[whole(place + j * lanes, lanes)] = total.read()
 
     def _channels_then_taps(
-        self, totals: list, source: Pointer, view: View, weights: Pointer, phase: Phase, reads: list[int],
+        self, totals: Totals, source: Pointer, view: View, weights: Pointer, phase: Phase, reads: list[int],
         depth: Value | int,
     ) -> None:  # fmt: skip
         k, count = self.k, tap_count(phase)
@@ -305,7 +321,7 @@ class _Walk:
             ))  # fmt: skip
 
     def _taps_then_channels(
-        self, totals: list, source: Pointer, view: View, weights: Pointer, phase: Phase, reads: list[int],
+        self, totals: Totals, source: Pointer, view: View, weights: Pointer, phase: Phase, reads: list[int],
         depth: Value | int,
     ) -> None:  # fmt: skip
         k = self.k
@@ -313,16 +329,14 @@ class _Walk:
         for i in k.range(a):
             for j in k.range(b):
                 for m in k.range(c):
-                    place = sum(
-                        t * axis.pitch * s for t, axis, s in zip((i, j, m), phase, view.place, strict=True)
-                    )
+                    place = sum(t * axis.pitch * s for t, axis, s in zip((i, j, m), phase, view.place, strict=True))
                     here = source.at(place)
                     block = weights.at(((i * b + j) * c + m) * (self.plan.inputs * self.block))
                     for channel in k.unrolled(0, depth, 4):
                         accumulate(k, totals, here.at(channel), reads, block.at(channel * self.block))
 
     def _all_taps(self, phase: Phase, view: View, do) -> None:  # type: ignore[no-untyped-def]
-        """`do(place, tap)` for all taps. Unrolled, LLVM would keep what two taps read in registers, and run out of them."""
+        """`do(place, tap)` for all taps: loops: unrolled, LLVM keeps what two taps read, and runs out of registers."""
         k = self.k
         a, b, c = (len(axis.offsets) for axis in phase)
         pitches = [axis.pitch * s for axis, s in zip(phase, view.place, strict=True)]
@@ -333,7 +347,7 @@ class _Walk:
 
     def deliver(self, totals: Pointer, target: Pointer, view: View, first: Value, bias: Pointer | None) -> None:
         """The sums of a box, rounded, to where they belong, with the bias added."""
-        k, plan = self.k, self.plan
+        plan = self.plan
         target = target.at(view.channel * first).at(
             sum((c * s for c, s in zip(self.corner, view.place, strict=True)), start=0)
         )
@@ -354,7 +368,7 @@ class _Walk:
                 for y in k.range(self.counts[1]):
                     for x in k.range(self.counts[2]):
                         source = totals.at(n * spots[0] + z * spots[1] + y * spots[2] + x * spots[3])
-                        pixel = target.at(n * view.image + view_at(view, (z, y, x)))
+                        pixel = target.at(n * view.image + view.of(z, y, x))
                         for j, span in enumerate(spans):
                             value = source[whole(j * lanes, lanes)]
                             if bias is not None:
@@ -365,14 +379,14 @@ class _Walk:
         """Blocks of pixels by channels are turned; whole rows that follow one another are one long row."""
         k, plan, lanes = self.k, self.plan, self.lanes
         spots = self._spots(plan.sweep.phases[0])
-        joined = plan.box[3] >= plan.sweep.output_size[2]
+        joined = plan.box[3] == plan.sweep.output_size[2]
         lines, length = (1, self.counts[1] * self.counts[2]) if joined else (self.counts[1], self.counts[2])
         length, ragged = k.value(length, i64), plan.outputs % self.block != 0
         for n in k.range(self.images):
             for z in k.range(self.counts[0]):
                 for y in k.range(lines):
                     source = totals.at(n * spots[0] + z * spots[1] + y * spots[2])
-                    goal = target.at(n * view.image + view_at(view, (z, y, 0)))
+                    goal = target.at(n * view.image + view.of(z, y, 0))
                     for at in k.vectors(length, lanes=lanes):
                         for j in range(plan.vectors):
                             rows = []
@@ -386,7 +400,3 @@ class _Walk:
                                 with k.when(left > channel) if ragged else nullcontext():
                                     value = line if bias is None else line + k.spread(bias[channel], lanes)
                                     goal.at(channel * view.channel)[at] = value
-
-
-def view_at(view: View, place) -> Value:  # type: ignore[no-untyped-def]
-    return place[0] * view.place[0] + place[1] * view.place[1] + place[2] * view.place[2]

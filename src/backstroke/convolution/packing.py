@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..jit.types import Type
+from ..jit.types import Type, i64
 from .tiles import some, turned, whole, within
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def pack(
     weights: Weights, inputs: int, outputs: int, block: int, taps: tuple[tuple[int, int, int], ...], kernel: int,
     size: int,
 ) -> None:  # fmt: skip
-    """`packed[group][block of outputs]`: for each (tap of the kernel, origin, step over inputs) of `taps`, a vector block
-    of `block` outputs for every input stands at `origin + input * step`. Outputs that are not there are zero.
+    """`packed[group][block of outputs]`: for each (tap of the kernel, origin, step over inputs) of `taps`, a block of
+    `block` outputs for every input stands at `origin + input * step`. Outputs that are not there are zero.
 
     A piece is one block of one group; `size` is what a block takes.
     """
@@ -37,12 +37,14 @@ def pack(
     group, first = piece // blocks, piece % blocks * block
     source = w.at(group * weights.group + first * weights.output)
     goal = packed.at(piece * size)
-    left = k.value(outputs, first.type) - first
+    left = outputs - first
     if weights.output == 1:
         for channel in k.range(inputs):
             for tap, origin, step in taps:
                 for j in range(0, block, lanes):
-                    found = source.at(channel * weights.input + tap * weights.tap)[some(k, j, left, lanes) if outputs % block else whole(j, lanes)]
+                    found = source.at(channel * weights.input + tap * weights.tap)[
+                        some(k, j, left, lanes) if outputs % block else whole(j, lanes)
+                    ]
                     goal[whole(channel * step + (origin + j), lanes)] = found
         return
 
@@ -58,19 +60,20 @@ def pack(
         if weights.input == 1:
             for tap, origin, step in taps:
                 for at in k.vectors(inputs, lanes=lanes):
-                    start = tap * weights.tap + k.value(at.start, first.type)
-                    for i, column in enumerate(block_of(start, k.value(tap * weights.tap + inputs, first.type))):
-                        with k.when(at.start + i < k.value(inputs, first.type)):
+                    for i, column in enumerate(
+                        block_of(k.value(at.start + tap * weights.tap, i64), k.value(tap * weights.tap + inputs, i64))
+                    ):
+                        with k.when(at.start + i < k.value(inputs, i64)):
                             goal[whole((at.start + i) * step + (origin + j), lanes)] = column
         else:
             assert weights.tap == 1
             for channel in k.range(inputs):
-                for start in range(0, kernel, lanes):
-                    here = [(tap - start, origin, step) for tap, origin, step in taps if start <= tap < start + lanes]
+                for low in range(0, kernel, lanes):
                     base = channel * weights.input
-                    columns = block_of(base + start, base + kernel)
-                    for column, origin, step in here:
-                        goal[whole(channel * step + (origin + j), lanes)] = columns[column]
+                    columns = block_of(base + low, base + kernel)
+                    for tap, origin, step in taps:
+                        if low <= tap < low + lanes:
+                            goal[whole(channel * step + (origin + j), lanes)] = columns[tap - low]
 
 
 def unpack(
@@ -87,7 +90,7 @@ def unpack(
     blocks = -(-outputs // block)
     group, first = piece // blocks, piece % blocks * block
     goal = dw.at(group * weights.group + first * weights.output)
-    left = k.value(outputs, first.type) - first
+    left = outputs - first
     rows = inputs * kernel
     source = partial.at(piece * ((rows + 1) * block))
 
@@ -114,12 +117,12 @@ def unpack(
                     spot[here(j)] = k.to(type.compute, total(place))
         return
     # Input and tap run together there: a row of the caller's order is `rows` neighbours.
-    assert weights.tap == 1 and weights.input == kernel
+    assert (weights.tap, weights.input) == (1, kernel)
     for j in range(0, block, lanes):
         for at in k.vectors(rows, lanes=lanes):
             block_rows = []
             for i in range(lanes):
-                row = k.least(at.start + i, k.value(rows - 1, first.type))
+                row = k.least(at.start + i, k.value(rows - 1, i64))
                 block_rows.append(k.to(type.compute, total(row * block + j)))
             for i, line in enumerate(turned(k, block_rows)):
                 with k.when(left > j + i):

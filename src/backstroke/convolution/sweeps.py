@@ -1,6 +1,6 @@
 """Convolution as geometry: which input positions an output position reads, through which taps of the kernel.
 
-Forward pass and input gradient are the same thing here, a *sweep*: sums of products with shifted inputs. A stride in the
+Forward pass and input gradient are the same here, a *sweep*: sums of products with shifted inputs. A stride in the
 forward pass is a step of the reading; in the gradient it becomes phases, each a sweep of step 1 that fills every
 `stride`-th output position, so nothing is ever multiplied by an inserted zero.
 """
@@ -15,7 +15,7 @@ from ..geometry import Geometry
 
 @dataclass(frozen=True)
 class Axis:
-    """Along one axis: output `first + spread * q`, for q in range(size), reads input `step * q + offset` for each offset.
+    """One axis: output `first + spread * q`, for q in range(size), reads input `step * q + offset` for each offset.
 
     `taps` are the positions along the kernel that the offsets belong to. Offsets ascend in equal steps.
     """
@@ -90,9 +90,7 @@ def tap_count(phase: Phase) -> int:
 
 def tap_indices(phase: Phase, kernel: tuple[int, int, int]) -> list[int]:
     """The flat places in the kernel of a phase's taps, in the order of its offsets."""
-    return [
-        (a * kernel[1] + b) * kernel[2] + c for a, b, c in itertools.product(*(axis.taps for axis in phase))
-    ]
+    return [(a * kernel[1] + b) * kernel[2] + c for a, b, c in itertools.product(*(axis.taps for axis in phase))]
 
 
 def forward(geometry: Geometry) -> Sweep:

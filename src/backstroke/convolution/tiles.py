@@ -1,4 +1,4 @@
-"""What the convolution nests are made of: the register tile, turned blocks, and boxes of input staged with their padding.
+"""What the convolution nests are made of: the register tile, turned blocks, boxes of input staged with padding.
 
 The register tile is a sum of outer products, `totals[i][j] += a[rows[i]] * b[j]`: a few scalars, each spread over a
 vector, times a few vectors. Everything in this family is loops around it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..jit.types import Type, i32, i64
 
@@ -31,8 +31,12 @@ class View:
         """The distance of a position from the first one."""
         return sum(a * b for a, b in zip(self.place, place, strict=True))
 
+    def of(self, z: Value | int, y: Value | int, x: Value | int) -> Any:
+        """The same for positions that are known when the kernel runs."""
+        return z * self.place[0] + y * self.place[1] + x * self.place[2]
 
-def tensor_view(channels: int, size: tuple[int, int, int], layout: str) -> View:
+
+def tensor_view(channels: int, size: Sequence[int], layout: str) -> View:
     """How a whole tensor lies."""
     z, y, x = size
     if layout == "NCX":
@@ -101,7 +105,9 @@ def turned(k: Trace, rows: list[Value]) -> list[Value]:
     return rows
 
 
-def padded_row(k: Trace, row: Pointer, start: Value | int, count: int, size: int, lanes: int) -> Iterator[tuple[Lanes, Value]]:
+def padded_row(
+    k: Trace, row: Pointer, start: Value | int, count: int, size: int, lanes: int
+) -> Iterator[tuple[Lanes, Value]]:
     """`count` elements of a row of `size` from position `start` on, zero outside: where each vector goes, and it."""
     if isinstance(start, int) and count <= UNROLLED_ROW * lanes:
         for v in range(0, count, lanes):
@@ -115,8 +121,8 @@ def padded_row(k: Trace, row: Pointer, start: Value | int, count: int, size: int
                 yield goal, row[within(k, start + v, low, high, lanes)]
         return
     for at in k.vectors(count, lanes=lanes):
-        high = size if at.mask is None else k.least(start + k.value(count, i64), size)
-        yield at, row[within(k, at.start + start, 0, high, lanes)]
+        bound: Value | int = size if at.mask is None else k.least(start + k.value(count, i64), size)
+        yield at, row[within(k, at.start + start, 0, bound, lanes)]
 
 
 def box_lines(
@@ -130,7 +136,7 @@ def box_lines(
 
 
 def stage_planes(
-    k: Trace, source: Pointer, view: View, size: Sequence[int], images: int, channels: Value | int,
+    k: Trace, source: Pointer, view: View, size: Sequence[int], images: Value | int, channels: Value | int,
     corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View,
 ) -> None:  # fmt: skip
     """Copy a box of positions of some images and channels, plane by plane: zero where it leaves the input.
@@ -152,7 +158,7 @@ def stage_planes(
 
 
 def stage_pixels(
-    k: Trace, source: Pointer, view: View, size: Sequence[int], images: int, channels: Value | int,
+    k: Trace, source: Pointer, view: View, size: Sequence[int], images: Value | int, channels: Value | int,
     corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View, padded: int,
 ) -> None:  # fmt: skip
     """The same with channels innermost on both sides; the target has room for `padded` channels, zero beyond those."""
@@ -171,16 +177,16 @@ def stage_pixels(
 
 
 def stage_turned(
-    k: Trace, source: Pointer, view: View, size: Sequence[int], images: int, channels: Value | int,
-    corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View, vectors: int,
+    k: Trace, source: Pointer, view: View, size: Sequence[int], images: Value | int, channels: Value | int,
+    corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View, padded: int,
 ) -> None:  # fmt: skip
-    """Planes to channels innermost, `vectors` vectors of channels of which `channels` exist: zero elsewhere."""
+    """Planes to channels innermost; the target has room for `padded` channels, whole vectors, zero beyond those."""
     lanes = k.target.lanes(target.type)
     for n in k.range(images):
         for z, y, at_z, at_y, exists in box_lines(k, box, corner, size):
             place = n * view.image + k.where(exists, at_z * view.place[0] + at_y * view.place[1], 0)
             goal = target.at(n * staged.image + z * staged.place[0] + y * staged.place[1])
-            for j in range(vectors):
+            for j in range(padded // lanes):
                 for at in k.vectors(box[2], lanes=lanes):
                     rows = []
                     start = at.start + corner[2]

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 from ..geometry import Geometry
 from ..jit.types import Type, i64
 from .tiles import (
-    View, accumulate, least, new_totals, stage_pixels, stage_planes, stage_turned, tensor_view, whole,
+    View,
+    accumulate,
+    least,
+    new_totals,
+    stage_pixels,
+    stage_planes,
+    stage_turned,
+    tensor_view,
+    whole,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -142,30 +150,28 @@ def weight_gradient(
     each = -(-plan.box_count // plan.chunks)
     with k.borrowed(flags, slots, memory, dy_room + x_room + 16) as scratch:
         for box in k.range(chunk * each, k.least(chunk * each + each, plan.box_count)):
-            counts = plan.boxes
-            at = [box // (counts[1] * counts[2] * counts[3]), box // (counts[2] * counts[3]) % counts[1],
-                  box // counts[3] % counts[2], box % counts[3]]  # fmt: skip
-            image, row, column = at[0] * plan.box[0], at[2] * plan.box[1], at[3] * plan.box[2]
+            _, planes, lines, widths = plan.boxes
+            image = box // (planes * lines * widths) * plan.box[0]
+            row, column = box // widths % lines * plan.box[1], box % widths * plan.box[2]
+            extents = (plan.images, *g.output_size[1:])
             images, rows, columns = (
-                size if size <= most else size if size % most == 0 and False else k.least(most, size - start)
-                for size, most, start in zip(
-                    (plan.images, *g.output_size[1:]), plan.box, (image, row, column), strict=True
-                )
+                size if size <= most else least(k, most, size - start)
+                for size, most, start in zip(extents, plan.box, (image, row, column), strict=True)
             )
-            corner = [at[1], row, column]
-            corner = [c if n > 1 else 0 for c, n in zip(corner, counts[1:], strict=True)]
+            corner = [
+                start if count > 1 else 0
+                for start, count in zip((box // (lines * widths) % planes, row, column), plan.boxes[1:], strict=True)
+            ]
             begin = [c * s - p[0] for c, s, p in zip(corner, g.strides, g.pads, strict=True)]
             outputs, dy_view = dy_group.at(image * dy_whole.image), dy_whole
             if plan.staged_dy:
-                arguments = (k, outputs, dy_whole, g.output_size, images, left, corner, (1, *plan.box[1:]))
-                dy_view = plan.dy_view(lanes)
-                if plan.layout == "NCX":
-                    stage_turned(*arguments, scratch, dy_view, plan.vectors)
-                else:
-                    stage_pixels(*arguments, scratch, dy_view, block)
+                dy_view, size = plan.dy_view(lanes), (1, *plan.box[1:])
+                where = (outputs, dy_whole, g.output_size, images, left, corner, size, scratch, dy_view)
+                stage = stage_turned if plan.layout == "NCX" else stage_pixels
+                stage(k, *where, block)
                 outputs = scratch
             else:
-                outputs = outputs.at(dy_view.at(corner))
+                outputs = outputs.at(dy_view.of(*corner))
             if plan.biased:
                 with k.when(number == 0):
                     _add_bias(k, plan, outputs, dy_view, bias, images, rows, columns)
@@ -173,15 +179,15 @@ def weight_gradient(
                 continue
             inputs, x_view = x_group.at(image * x_whole.image), x_whole
             if plan.staged_x:
-                x_view = plan.x_view
-                arguments = (k, inputs, x_whole, g.input_size, images, depth, begin, plan.x_size)
+                x_view, padded = plan.x_view, scratch.at(dy_room)
+                there = (inputs, x_whole, g.input_size, images, depth, begin, plan.x_size, padded, x_view)
                 if plan.layout == "NCX":
-                    stage_planes(*arguments, scratch.at(dy_room), x_view)
+                    stage_planes(k, *there)
                 else:
-                    stage_pixels(*arguments, scratch.at(dy_room), x_view, plan.depth)
-                inputs = scratch.at(dy_room)
+                    stage_pixels(k, *there, plan.depth)
+                inputs = padded
             else:
-                inputs = inputs.at(x_view.at(begin))
+                inputs = inputs.at(x_view.of(*begin))
             _add_box(k, plan, outputs, dy_view, inputs, x_view, mine, depth, (images, rows, columns))
 
 

@@ -104,7 +104,7 @@ class Trace:
         return Value(self, self.builder.shuffle_vector(first, undefined, zeros), x.type, lanes)
 
     def alike(self, *values: Number) -> list[Value]:
-        """The values in one common shape; plain numbers take the type of their company, whole ones alone are indices."""
+        """The values in one common shape; plain numbers take the type of their company, or are indices."""
         known = [x.read() for x in values if isinstance(x, Operand)]
         if not known and all(isinstance(x, int) for x in values):
             return [self.value(x, i64) for x in values]

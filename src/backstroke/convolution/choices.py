@@ -1,0 +1,283 @@
+"""Which nest computes a convolution, and how it is cut: a cost model in cycles, with its constants in one table.
+
+Every algorithm offers plans; the model counts what the inner loops issue (multiplications, loads), what they read from
+the second cache, and what is staged and delivered around them; the cheapest plan wins. Nothing here knows a shape by
+name, and nothing depends on the number of threads. `BACKSTROKE_CONV_ALGORITHM` restricts the choice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..geometry import Geometry
+from ..jit.target import Target
+from ..jit.types import Type
+from .channel_kernels import ChannelPlan
+from .sweeps import Sweep
+from .weight_kernels import WeightPlan
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the model believes of a core. Cycles, bytes, or plain numbers."""
+
+    issue: int = 2  # multiply-adds that start in a cycle, and loads
+    latency: int = 4  # cycles until a sum can be used again
+    turn: float = 0.6  # cycles that a turn of the inner loop costs by itself
+    second_cache: int = 32  # bytes a cycle from there
+    staged: float = 0.25  # cycles to stage one element
+    delivered: float = 0.8  # cycles to turn one element and store it
+    kept: float = 0.2  # cycles to store one element as it lies
+    tile: float = 12.0  # cycles to begin and end a register tile
+    tile_room: int = 28  # registers of a tile where there are 32; half of it where there are 16
+    stage_bytes: int = 384 << 10  # staged input of a box, so that it stays in the second cache
+    sums_bytes: int = 256 << 10
+    weight_bytes: int = 128 << 10  # packed weights that a slice of input channels takes
+    strip_bytes: int = 24 << 10  # turned dy of a box, so that it stays in the first cache
+    pieces: int = 8  # as many pieces are wanted at least
+    partial_bytes: int = 4 << 20  # sums of weights that are kept apart
+    most_scratch: int = 6 << 20  # scratch memory of a thread
+
+
+CONSTANTS = Constants()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One convolution, seen by a sweep or by the gradient of its weights: channels are those of one group."""
+
+    layout: str
+    images: int
+    groups: int
+    inputs: int
+    outputs: int
+    type: Type
+
+    @property
+    def bytes(self) -> int:
+        return self.type.compute.bytes
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm, its plan, and the cycles that it is believed to take on one core."""
+
+    algorithm: str
+    plan: Any
+    cycles: float
+
+    def __repr__(self) -> str:
+        return f"{self.algorithm} (about {self.cycles / 1e6:.3g} million cycles)"
+
+
+def _turn(products: int, loads: int, fresh_bytes: int) -> float:
+    """Cycles of one turn of an inner loop."""
+    c = CONSTANTS
+    bound = max(products / c.issue, loads / c.issue, fresh_bytes / c.second_cache, c.latency)
+    return bound + c.turn
+
+
+def _room(target: Target) -> int:
+    return CONSTANTS.tile_room if target.registers >= 32 else CONSTANTS.tile_room // 2 - 2
+
+
+def _halved(count: int, unit: int) -> int:
+    """About half of `count`, in units."""
+    return max(unit, -(-count // unit // 2) * unit)
+
+
+def _evened(count: int, most: int, unit: int = 1) -> int:
+    """The size of equal parts of `count`, none above `most`, in units."""
+    parts = -(-count // max(most, unit))
+    size = -(-count // parts)
+    return -(-size // unit) * unit
+
+
+# ---- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tuple[ChannelPlan, float]]:
+    """Vectors over output channels: any sweep."""
+    c, lanes = CONSTANTS, target.lanes(problem.type)
+    spread = sweep.spread
+    columns, rows = (-(-sweep.output_size[axis] // spread[axis]) for axis in (2, 1))
+    vectors_wanted = -(-problem.outputs // lanes)
+    for vectors in range(1, min(4, vectors_wanted) + 1):
+        blocks = -(-vectors_wanted // vectors)
+        for images, high in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2)):
+            wide = min(columns, _room(target) // vectors // (images * high))
+            if images > problem.images or high > rows or wide == 0 or (wide < columns and images * high > 1):
+                continue
+            wide = _evened(columns, wide)
+            pixels = images * high * wide
+            turns = -(-columns // wide) * -(-rows // high) * -(-problem.images // images)
+            turns *= -(-sweep.output_size[0] // spread[0]) * blocks * problem.groups
+            inner = _turn(pixels * vectors, pixels + vectors, vectors * lanes * problem.bytes)
+            products = sweep.taps * problem.inputs
+            cycles = turns * (products * inner + len(sweep.phases) * c.tile)
+            plan = _boxed(
+                ChannelPlan(
+                    sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
+                    (images, spread[0], high * spread[1], wide * spread[2]), (images, high, wide), vectors,
+                    problem.inputs, problem.inputs, problem.type is not problem.type.compute or not sweep.inside,
+                    problem.type,
+                ),
+                lanes,
+            )  # fmt: skip
+            yield plan, cycles + _around(plan, c.delivered if problem.layout == "NCX" else c.kept, lanes)
+
+
+def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
+    """The plan with the largest boxes that fit the caches, and slices of channels that do."""
+    c, size, sweep = CONSTANTS, plan.type.compute.bytes, plan.sweep
+    images, z, unit_y, unit_x = plan.box
+    height, width = sweep.output_size[1:]
+
+    def fits(images: int, y: int, x: int, share: int = 1) -> bool:
+        box = replace(plan, box=(images, z, y, x))
+        sums = images * z * y * x * plan.block(lanes) * size
+        return box.staged_view.image * images * size <= c.stage_bytes * share and sums <= c.sums_bytes * share
+
+    y, x = -(-height // unit_y) * unit_y, -(-width // unit_x) * unit_x
+    whole_y = y
+    while y > unit_y and not fits(images, y, x):
+        y = _halved(y, unit_y)
+    while x > unit_x and not fits(images, y, x, 2):
+        x = _halved(x, unit_x)
+    y, x = _evened(height, y, unit_y), _evened(width, x, unit_x)
+    boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups
+    while images * 2 <= plan.images and y == whole_y and fits(images * 2, y, x):
+        if boxes * plan.images // (images * 2) < c.pieces:
+            break
+        images *= 2
+    while y > unit_y and boxes * -(-plan.images // images) < c.pieces:
+        y = _halved(y, unit_y)
+        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups
+    while x > unit_x and boxes * -(-plan.images // images) < c.pieces:
+        x = _halved(x, unit_x)
+        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups
+    y, x = _evened(height, y, unit_y), min(width, _evened(width, x, unit_x))
+    uneven = plan.images % images or height % y or width % x
+    most_taps = max(len(a.offsets) * len(b.offsets) * len(d.offsets) for a, b, d in sweep.phases) or 1
+    depth = max(16, c.weight_bytes // (most_taps * plan.block(lanes) * size))
+    boxed = replace(plan, box=(images, z, y, x), depth=depth, staged=plan.staged or bool(uneven))
+    while boxed.chunk > 1 and boxed.staged and sum(boxed.scratch(lanes)) * size > c.most_scratch:
+        boxed = replace(boxed, chunk=-(-boxed.chunk // 2))
+    return boxed
+
+
+def _around(plan: ChannelPlan, delivered: float, lanes: int) -> float:
+    """Cycles of staging and delivering."""
+    boxes, elements = plan.pieces, plan.images * plan.groups * plan.outputs
+    for size in plan.sweep.output_size:
+        elements *= size
+    z, y, x = plan.staged_size
+    staged = boxes * plan.box[0] * plan.inputs * z * y * x * CONSTANTS.staged if plan.staged else 0.0
+    return staged + elements * delivered
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
+def strip_plans(
+    geometry: Geometry, problem: Problem, biased: bool, target: Target
+) -> Iterator[tuple[WeightPlan, float]]:
+    """Vectors over output channels: any convolution."""
+    c, lanes = CONSTANTS, target.lanes(problem.type)
+    a, b, last = geometry.kernel
+    pixels = problem.images
+    for extent in geometry.output_size:
+        pixels *= extent
+    vectors_wanted = -(-problem.outputs // lanes)
+    for joined in (True, False):
+        inline = a * b * last if joined else last
+        if joined and (a * b == 1 or inline > _room(target)):
+            continue
+        for vectors in range(1, min(4, vectors_wanted) + 1):
+            best: tuple[float, int] | None = None
+            for rows in range(1, min(_room(target), max(1, problem.inputs)) + 1):
+                if rows * inline * vectors > _room(target) and rows * vectors > 1:
+                    break
+
+                def turns(rows: int, inline: int = inline, vectors: int = vectors) -> float:
+                    n = rows * inline
+                    return _turn(n * vectors, n + vectors, 0)
+
+                whole, rest = divmod(problem.inputs, rows)
+                cycles = whole * turns(rows) + (turns(rest) if rest else 0.0)
+                if best is None or cycles < best[0] * 0.999:
+                    best = cycles, rows
+            if best is None:
+                continue
+            blocks = -(-vectors_wanted // vectors)
+            plan = _cut(geometry, problem, biased, lanes, joined, vectors, best[1])
+            cycles = problem.groups * pixels * blocks * (a * b * last // inline) * best[0]
+            if plan.staged_dy:
+                cycles += problem.groups * pixels * blocks * vectors * lanes * plan.input_blocks * c.delivered
+            if plan.staged_x:
+                z, y, x = plan.x_size
+                staged = plan.box_count * plan.box[0] * z * y * x * problem.inputs * problem.groups
+                cycles += staged * blocks * c.staged
+            boxes = plan.box_count * problem.groups * blocks * -(-problem.inputs // best[1]) * (a * b * last // inline)
+            yield plan, cycles + boxes * c.tile * 3
+
+
+def _cut(
+    geometry: Geometry, problem: Problem, biased: bool, lanes: int, joined: bool, vectors: int, rows: int
+) -> WeightPlan:
+    """Boxes whose dy stays in the first cache, and enough pieces."""
+    c, size, block = CONSTANTS, problem.bytes, vectors * lanes
+    _, y, x = geometry.output_size
+    pixels = max(16, c.strip_bytes // (block * size))
+    wide = _evened(x, min(x, pixels))
+    high = _evened(y, max(1, min(y, pixels // wide)))
+    images = max(1, min(problem.images, pixels // (wide * high))) if wide == x and high == y else 1
+    while problem.images % images:
+        images -= 1
+    whole = problem.type is problem.type.compute
+    plan = WeightPlan(
+        geometry, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs, vectors, rows,
+        joined, (images, high, wide), max(1, problem.inputs), 1,
+        not whole or any(pad != (0, 0) for pad in geometry.pads),
+        not whole or problem.layout == "NCX" or problem.outputs % block != 0, biased, problem.type,
+    )  # fmt: skip
+
+    def shallower() -> WeightPlan:
+        return replace(plan, depth=-(-plan.depth // 2 // rows) * rows)
+
+    while plan.depth > rows and plan.scratch(lanes)[1] * size > c.stage_bytes * 2 // 3:
+        plan = shallower()
+    blocks = problem.groups * plan.output_blocks(lanes)
+    while plan.depth > max(rows, 32) and blocks * plan.input_blocks < c.pieces:
+        plan = shallower()
+    chunks, sums = 1, blocks * plan.sums(lanes) * size
+    while blocks * plan.input_blocks * chunks < c.pieces and sums * chunks * 2 <= c.partial_bytes:
+        chunks *= 2
+    return replace(plan, chunks=min(chunks, plan.box_count))
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+SWEEPS: dict[str, Callable[[Sweep, Problem, Target], Iterator[tuple[Any, float]]]] = {"channels": channel_plans}
+WEIGHTS: dict[str, Callable[[Geometry, Problem, bool, Target], Iterator[tuple[Any, float]]]] = {"strips": strip_plans}
+ALGORITHMS = (*SWEEPS, *WEIGHTS)
+
+
+def forced() -> str:
+    """The algorithm that `BACKSTROKE_CONV_ALGORITHM` names; it decides where it can."""
+    name = os.environ.get("BACKSTROKE_CONV_ALGORITHM", "").strip().lower()
+    if name and name not in ALGORITHMS:
+        raise ValueError(f"BACKSTROKE_CONV_ALGORITHM is {name!r}; expected one of {', '.join(ALGORITHMS)}")
+    return name
+
+
+def best(table: dict[str, Callable[..., Iterator[tuple[Any, float]]]], only: str, *problem: Any) -> Choice:
+    """The cheapest plan of all algorithms, or of one where it has any."""
+    found = [
+        Choice(name, plan, cycles) for name, offer in table.items() for plan, cycles in offer(*problem)
+    ]  # fmt: skip
+    wanted = [choice for choice in found if choice.algorithm == only] or found
+    return min(wanted, key=lambda choice: choice.cycles)
