@@ -19,7 +19,7 @@ from pooling_problems import Problem, arrange, problems
 import backstroke as bs
 from backstroke import memory, pooling, reference
 from backstroke.jit import target
-from backstroke.jit.threads import pool
+from backstroke.pooling import plans
 from backstroke.pooling import reference as twin
 from backstroke.registry import FLOATS
 
@@ -256,8 +256,13 @@ def test_one_plane_is_work_for_all_threads(layout: str, monkeypatch: pytest.Monk
     x = normal(np.random.default_rng(4), arrange(1, 1, (600, 600), layout), np.dtype(np.float32))
     options: dict[str, Any] = {"kernel": 3, "strides": 2, "layout": layout}
     pieces: list[int] = []
-    real = pool.run
-    monkeypatch.setattr(pool, "run", lambda kernel, packed, count: pieces.append(count) or real(kernel, packed, count))
+
+    class Spied(plans.Step):
+        def __init__(self, kernel: Any, count: int, *rest: Any) -> None:
+            pieces.append(count)
+            super().__init__(kernel, count, *rest)
+
+    monkeypatch.setattr(plans, "Step", Spied)
     y, indices = bs.max_pool(x, **options, return_indices=True)
     for call in (
         lambda: bs.avg_pool_grad(y, x.shape, **options),

@@ -256,6 +256,14 @@ class Pool:
         """Whether there are all the workers that are wanted."""
         return self._state is not None and self._workers >= self.threads - 1
 
+    def ready(self) -> bool:
+        """Hire the workers that are wanted; whether they all are there."""
+        self.entry()
+        if not self.at_work:
+            with self._lock:
+                self._hire()
+        return self.at_work
+
     def run(self, kernel: Function, arguments: bytes, pieces: int) -> None:
         """Do `pieces` pieces of a kernel."""
         state = self.entry()[1]

@@ -11,6 +11,7 @@ arguments can; the dialects use them.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,13 +57,35 @@ def max_pool_grad(dy: Any, indices: Any, input_shape: Sequence[int], *, out: Any
     window without a maximum: `max_pool_grad_from_input` gives such a window's gradient to nobody. NaN and infinities in
     dy reach only the element that is named.
     """
+    key = plans.key("max_pool_grad", dy, (input_shape,))
+    plan = plans.known(key)
+    if plan is not None:
+        result = plan.empty() if out is None else out
+        if plan.call(dy, indices, result):
+            return result
     gradient, places = arrays.floating("dy", dy), arrays.array("indices", indices)
     shape = integers("input_shape", input_shape, None, 0)
     if places.dtype != np.int64:
         raise TypeError(f"indices: {places.dtype} given, expected int64")
     if places.shape != gradient.shape:
         raise ValueError(f"indices: shape {places.shape} given, expected dy's, {gradient.shape}")
-    return plans.max_grad_from_indices(gradient, places, shape, out, dy)
+    if math.prod(shape) * gradient.itemsize > 2**62:
+        raise ValueError(f"input_shape: {shape} given, which is too large for any memory")
+    if out is not None or not gradient.size:
+        result = arrays.result(out, shape, gradient.dtype, {"dy": gradient, "indices": places})
+    if not gradient.size:
+        result[...] = 0
+        return arrays.give(result, out, dy)
+    plan = plans.scatter(gradient.shape, gradient.dtype, shape) if math.prod(shape) else None
+    if out is None:
+        result = arrays.result(None, shape, gradient.dtype, {})
+    if plan is None or not plan.run(gradient, places, result):
+        flat, size = places.reshape(-1), math.prod(shape)
+        outside = np.flatnonzero((flat < 0) | (flat >= size))
+        position = int(outside[0]) if outside.size else 0
+        raise ValueError(f"indices: {flat[position]} at position {position} is out of range [0, {size})")
+    plans.learn(key, dy, (input_shape,), plan)
+    return arrays.give(result, out, dy)
 
 
 def max_pool_grad_from_input(
@@ -84,9 +107,19 @@ def max_pool_grad_from_input(
     with no maximum (all NaN, -infinity or padding) gives its gradient to nobody. NaN and infinities in dy reach only
     the element that won.
     """
+    arguments = (kernel, strides, pads, dilations, auto_pad, ceil_mode, layout)
+    key = plans.key("max_pool_grad_from_input", x, arguments)
+    plan = plans.known(key)
+    if plan is not None:
+        result = plan.empty() if out is None else out
+        if plan.call(dy, x, result):
+            return result
     values = arrays.floating("x", x)
-    geometry = _geometry("x", values.shape, kernel, strides, pads, dilations, auto_pad, ceil_mode, layout)
-    return window_max_grad(dy, x, geometry, layout, out=out)
+    geometry = _geometry("x", values.shape, *arguments)
+    result = window_max_grad(dy, x, geometry, layout, out=out)
+    if result.size and type(dy) is np.ndarray:
+        plans.learn(key, x, arguments, plans.max_grad(values.shape, values.dtype, geometry, layout, False))
+    return result
 
 
 def avg_pool(
@@ -131,9 +164,20 @@ def avg_pool_grad(
     Windows are added in scan order. A NaN or an infinity in dy spoils its own window and nothing else; elements that no
     window sees get 0.
     """
+    windows = (kernel, strides, pads, dilations, auto_pad, ceil_mode, layout)
+    arguments = (input_shape, count_include_pad, windows)
+    key = plans.key("avg_pool_grad", dy, arguments)
+    plan = plans.known(key)
+    if plan is not None:
+        result = plan.empty() if out is None else out
+        if plan.call(dy, result):
+            return result
     shape = integers("input_shape", input_shape, None, 0)
-    geometry = _geometry("input_shape", shape, kernel, strides, pads, dilations, auto_pad, ceil_mode, layout)
-    return window_mean_grad(dy, shape, geometry, _counted(count_include_pad), layout, out=out)
+    geometry, counted = _geometry("input_shape", shape, *windows), _counted(count_include_pad)
+    result = window_mean_grad(dy, shape, geometry, counted, layout, out=out)
+    if result.size and type(dy) is np.ndarray:
+        plans.learn(key, dy, arguments, plans.mean_grad(shape, dy.dtype, geometry, counted, layout, False))
+    return result
 
 
 def global_avg_pool_grad(dy: Any, input_shape: Sequence[int], *, layout: str = "NCX", out: Any = None) -> Any:
@@ -141,15 +185,26 @@ def global_avg_pool_grad(dy: Any, input_shape: Sequence[int], *, layout: str = "
 
     dy has the shape of the input with every spatial size 1. A NaN or an infinity in dy fills its own plane.
     """
+    key = plans.key("global_avg_pool_grad", dy, (input_shape, layout))
+    plan = plans.known(key)
+    if plan is not None:
+        result = plan.empty() if out is None else out
+        if plan.call(dy, result):
+            return result
     shape = integers("input_shape", input_shape, None, 0)
     sizes = tuple(shape[axis] for axis in spatial_axes(shape, layout, "input_shape"))
     whole = tuple(max(1, size) for size in sizes)
     geometry = Geometry(sizes, (1,) * len(sizes), whole, whole, (1,) * len(sizes), ((0, 0),) * len(sizes))
-    return window_mean_grad(dy, shape, geometry, "kernel", layout, out=out)
+    result = window_mean_grad(dy, shape, geometry, "kernel", layout, out=out)
+    if result.size and type(dy) is np.ndarray:
+        arguments = (input_shape, layout)
+        plans.learn(key, dy, arguments, plans.mean_grad(shape, dy.dtype, geometry, "kernel", layout, False))
+    return result
 
 
 def forget_plans() -> None:
-    """Make all plans anew: when the target or what counts as a large output changes."""
+    """Make all plans anew, as when what counts as a large output changes."""
+    plans.forget()
 
 
 # ---- by geometry ----------------------------------------------------------------------------------------------------
@@ -164,7 +219,9 @@ def window_max(x: Any, geometry: Geometry, layout: str, *, return_indices: bool 
     outs = (out, None) if one else _pair(out)
     y = arrays.result(outs[0], shape, values.dtype, inputs, "out" if one else "out[0]")
     indices = None if one else arrays.result(outs[1], shape, np.dtype(np.int64), {**inputs, "out[0]": y}, "out[1]")
-    plans.window_max(values, geometry, layout, y, indices)
+    if y.size:
+        plan = plans.maxima(values.shape, values.dtype, geometry, layout, not one)
+        plan.run(*(a for a in (values, y, indices) if a is not None))
     maxima = arrays.give(y, outs[0], x)
     return maxima if indices is None else (maxima, arrays.give(indices, outs[1], x))
 
@@ -179,7 +236,10 @@ def window_max_grad(
     _check_sizes("x", values.shape, layout, geometry.input_size)
     _check_shape("dy", gradient.shape, in_layout(values.shape, geometry.output_size, layout))
     result = arrays.result(out, values.shape, values.dtype, {"dy": gradient, "x": values}, "out")
-    plans.window_max_grad(gradient, values, geometry, layout, result, double_sums)
+    if not gradient.size:
+        result[...] = 0
+    elif result.size:
+        plans.max_grad(values.shape, values.dtype, geometry, layout, double_sums).run(gradient, values, result)
     return arrays.give(result, out, dy)
 
 
@@ -189,7 +249,8 @@ def window_mean(x: Any, geometry: Geometry, counted: Counted, layout: str, *, ou
     _check_sizes("x", values.shape, layout, geometry.input_size)
     shape = in_layout(values.shape, geometry.output_size, layout)
     result = arrays.result(out, shape, values.dtype, {"x": values}, "out")
-    plans.window_mean(values, geometry, counted, layout, result)
+    if result.size:
+        plans.mean(values.shape, values.dtype, geometry, counted, layout).run(values, result)
     return arrays.give(result, out, x)
 
 
@@ -208,7 +269,10 @@ def window_mean_grad(
     _check_sizes("input_shape", shape, layout, geometry.input_size)
     _check_shape("dy", gradient.shape, in_layout(shape, geometry.output_size, layout))
     result = arrays.result(out, shape, gradient.dtype, {"dy": gradient}, "out")
-    plans.window_mean_grad(gradient, geometry, counted, layout, result, double_sums)
+    if not gradient.size:
+        result[...] = 0
+    elif result.size:
+        plans.mean_grad(shape, gradient.dtype, geometry, counted, layout, double_sums).run(gradient, result)
     return arrays.give(result, out, dy)
 
 

@@ -27,10 +27,12 @@ INFINITY = float("inf")
 # ---- from indices ---------------------------------------------------------------------------------------------------
 
 
-def survey(k: Trace, piece: Value, size: Value, indices: Pointer, ranges: Pointer, *, per_piece: int) -> None:
+def survey(
+    k: Trace, piece: Value, dy: Pointer, indices: Pointer, dx: Pointer, status: Pointer, size: Value, dx_size: Value,
+    chunks: Value, segments: Value, ranges: Pointer, *_: Any, per_piece: int,
+) -> None:  # fmt: skip
     """The least and the largest index of each chunk; a piece is `per_piece` chunks."""
     lanes = k.target.vector_bytes // 8
-    chunks = (size + (CHUNK - 1)) // CHUNK
     first = piece * per_piece
     for chunk in k.range(first, k.least(first + per_piece, chunks)):
         start = chunk * CHUNK
@@ -46,21 +48,28 @@ def survey(k: Trace, piece: Value, size: Value, indices: Pointer, ranges: Pointe
 
 
 def assign(
-    k: Trace, piece: Value, chunks: Value, segments: Value, ranges: Pointer, spans: Pointer, *, segment: int
-) -> None:
-    """For each segment of dX the first chunk that reaches into it, and the last. One piece."""
+    k: Trace, piece: Value, dy: Pointer, indices: Pointer, dx: Pointer, status: Pointer, size: Value, dx_size: Value,
+    chunks: Value, segments: Value, ranges: Pointer, spans: Pointer, *_: Any, segment: int,
+) -> None:  # fmt: skip
+    """For each segment of dX the first chunk that reaches into it, and the last; the status tells of an index that is
+    out of range. One piece."""
     for s in k.range(segments):
         spans[2 * s] = chunks
         spans[2 * s + 1] = k.value(-1, i64)
     for chunk in k.range(chunks):
-        for s in k.range(ranges[2 * chunk] // segment, ranges[2 * chunk + 1] // segment + 1):
-            spans[2 * s] = k.least(spans[2 * s], chunk)
-            spans[2 * s + 1] = chunk
+        low, high = ranges[2 * chunk], ranges[2 * chunk + 1]
+        inside = (low >= 0) & (high < dx_size)
+        with k.when(k.no(inside)):
+            status[0] = k.value(1, i64)
+        with k.when(inside):
+            for s in k.range(low // segment, high // segment + 1):
+                spans[2 * s] = k.least(spans[2 * s], chunk)
+                spans[2 * s + 1] = chunk
 
 
 def scatter(
-    k: Trace, piece: Value, size: Value, dx_size: Value, dy: Pointer, indices: Pointer, dx: Pointer, ranges: Pointer,
-    spans: Pointer, flags: Pointer, slots: Value, memory: Pointer, *,
+    k: Trace, piece: Value, dy: Pointer, indices: Pointer, dx: Pointer, status: Pointer, size: Value, dx_size: Value,
+    chunks: Value, segments: Value, ranges: Pointer, spans: Pointer, flags: Pointer, slots: Value, memory: Pointer, *,
     segment: int, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """dX, a segment a piece: the chunks that reach into it are walked in order."""
@@ -160,8 +169,9 @@ def _strided(
 
 
 def max_planes(
-    k: Trace, piece: Value, x: Pointer, y: Pointer, indices: Pointer, *, geometry: Geometry, type: Type, indexed: bool
-) -> None:
+    k: Trace, piece: Value, x: Pointer, y: Pointer, indices: Pointer, *_: Any,
+    geometry: Geometry, type: Type, indexed: bool,
+) -> None:  # fmt: skip
     """The maxima, and where they stand: a piece is a row of outputs."""
     outputs = geometry.output_size
     rows, size = outputs[0] * outputs[1], count_of(geometry.input_size)
@@ -175,8 +185,8 @@ def max_planes(
 
 
 def max_grad_planes(
-    k: Trace, piece: Value, dy: Pointer, x: Pointer, dx: Pointer, flags: Pointer, slots: Value, memory: Pointer, *,
-    geometry: Geometry, axis: int, band: int, type: Type, sums: Type, stream: bool,
+    k: Trace, piece: Value, dy: Pointer, x: Pointer, dx: Pointer, status: Pointer, flags: Pointer, slots: Value,
+    memory: Pointer, *, geometry: Geometry, axis: int, band: int, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """dX from x: a piece is `band` slices of one plane along `axis`, the first axis that can be cut."""
     inputs, outputs = geometry.input_size, geometry.output_size
@@ -244,7 +254,7 @@ def _winners(
 
 
 def max_channels(
-    k: Trace, piece: Value, x: Pointer, y: Pointer, indices: Pointer, *,
+    k: Trace, piece: Value, x: Pointer, y: Pointer, indices: Pointer, *_: Any,
     geometry: Geometry, channels: int, type: Type, indexed: bool,
 ) -> None:  # fmt: skip
     """The maxima, and where they stand: a piece is a row of outputs."""
@@ -266,9 +276,9 @@ def max_channels(
 
 
 def max_grad_channels(
-    k: Trace, piece: Value, dy: Pointer, x: Pointer, dx: Pointer, covering: Pointer, flags: Pointer, slots: Value,
-    memory: Pointer, *, geometry: Geometry, channels: int, axis: int, band: int, most: int, type: Type, sums: Type,
-    stream: bool,
+    k: Trace, piece: Value, dy: Pointer, x: Pointer, dx: Pointer, status: Pointer, covering: Pointer, flags: Pointer,
+    slots: Value, memory: Pointer, *,
+    geometry: Geometry, channels: int, axis: int, band: int, most: int, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """dX from x: a piece is `band` slices of one image along `axis`. The winners of all windows that reach into them
     are found first (`most` is how many windows that can be); then each position asks the windows over it."""

@@ -32,8 +32,8 @@ def row_scratch(geometry: Geometry, lanes: int) -> tuple[int, int]:
 
 
 def mean_grad_planes(
-    k: Trace, piece: Value, dy: Pointer, dx: Pointer, weights: Pointer, classes: Pointer, covering: Pointer,
-    columns: Pointer, flags: Pointer, slots: Value, memory: Pointer, *,
+    k: Trace, piece: Value, dy: Pointer, dx: Pointer, status: Pointer, weights: Pointer, classes: Pointer,
+    covering: Pointer, columns: Pointer, flags: Pointer, slots: Value, memory: Pointer, *,
     geometry: Geometry, band: int, uniform: float, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """`covering` holds the tables of the first two axes, `columns` that of the last."""
@@ -157,7 +157,8 @@ def _interleave(k: Trace, sums: list[Value], v: int, rest: int, lanes: int) -> V
 
 
 def mean_grad_channels(
-    k: Trace, piece: Value, dy: Pointer, dx: Pointer, weights: Pointer, classes: Pointer, covering: Pointer, *,
+    k: Trace, piece: Value, dy: Pointer, dx: Pointer, status: Pointer, weights: Pointer, classes: Pointer,
+    covering: Pointer, *,
     geometry: Geometry, channels: int, band: int, uniform: float, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     inputs, outputs = geometry.input_size, geometry.output_size
@@ -203,7 +204,7 @@ def channel_tiles(k: Trace, channels: int, lanes: int, aligned: bool = False) ->
 
 
 def mean(
-    k: Trace, piece: Value, x: Pointer, y: Pointer, lead: Pointer, last: Pointer, *,
+    k: Trace, piece: Value, x: Pointer, y: Pointer, status: Pointer, lead: Pointer, last: Pointer, *,
     geometry: Geometry, channels: int, type: Type,
 ) -> None:  # fmt: skip
     """The average of each window: a piece is a row of outputs. `lead` and `last` hold the divisor's two factors.
@@ -244,7 +245,7 @@ def taps(k: Trace, geometry: Geometry, axis: int, output: Value) -> tuple[Value,
 
 
 def broadcast(
-    k: Trace, piece: Value, items: Value, dy: Pointer, dx: Pointer, divisor: Value, *,
+    k: Trace, piece: Value, dy: Pointer, dx: Pointer, status: Pointer, items: Value, divisor: Value, *,
     elements: int, channels: int, band: int, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """One window over everything: each of `elements` positions gets dy / divisor; a piece is `band` items."""

@@ -1,60 +1,165 @@
-"""From checked arrays to kernels: which one, how the work is cut, and the tables that it reads.
+"""From checked shapes to plans: which kernels, how the work is cut, and the tables that they read.
 
-How a tensor is cut depends on its shape and type alone. Tables that depend on the geometry only are kept.
+How a tensor is cut depends on its shape and type alone. A plan is made once for shapes, type and windows, and kept.
 """
 
 from __future__ import annotations
 
 import functools
+import marshal
 import math
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import arrays, memory
-from ..geometry import Counted, Geometry
+from ..geometry import Counted, Geometry, in_layout
 from ..jit import compile as compiler
+from ..jit.prepared import Prepared, Step
 from ..jit.target import current
-from ..jit.threads import pool
-from ..jit.types import Type, f32, f64, i32, i64, pointer, scalar
+from ..jit.types import Param, Type, f32, f64, i32, i64, pointer, scalar
 from . import max_kernels, mean_kernels
 
 SEGMENT = 32768  # elements of dX that are worked on at a time
+AT_ONCE = 16384  # elements that are not worth waking anybody for
+_SLOTS = 64  # threads that may work in scratch memory at once; more wait for each other
 _DTYPES: dict[Type, np.dtype] = {f32: np.dtype(np.float32), f64: np.dtype(np.float64), i32: np.dtype(np.int32)}
+Shape = tuple[int, ...]
 
 
-class _Scratch:
-    """Memory for each thread that may work at once, and the flags by which it is borrowed."""
+class Plan:
+    """Kernels that are ready to run on arrays of known shapes and types."""
 
-    def __init__(self, size: int, type: Type) -> None:
-        self._slots = pool.threads
-        self._flags = np.zeros(self._slots * 8 + 8, np.int64)
-        self._memory = memory.pool.empty((self._slots * size + 64,), _DTYPES[type])
+    def __init__(
+        self,
+        shapes: Sequence[tuple[Shape, np.dtype]],
+        params: Sequence[Param],
+        constants: Sequence[int | float],
+        steps: Sequence[Step],
+        keep: Any,
+        *,
+        again: Callable[[], Plan] | None = None,
+        **how: Any,
+    ) -> None:
+        params = [*(pointer(arrays.TYPES.get(dtype, i64)) for _, dtype in shapes), pointer(i64), *params]
+        self._prepared, self._keep = Prepared(shapes, params, constants, steps, **how), keep
+        self.call, self.shape, self.dtype = self._prepared.call, *shapes[-1]
+        self._again = again  # makes a plan like this, where two calls must not share one
+        size = math.prod(self.shape) * self.dtype.itemsize
+        make = np.empty if size < memory.SMALLEST else memory.pool.empty
+        self.empty = functools.partial(make, self.shape, self.dtype)
 
-    @property
-    def arguments(self) -> tuple[int, int, int]:
-        flags, place = arrays.address(self._flags), arrays.address(self._memory)
-        return flags + -flags % 64, self._slots, place + -place % 64
+    def run(self, *given: np.ndarray) -> bool:
+        """Run on arrays of these shapes and types, wherever they lie; those to write are dense."""
+        if self.call(*given):
+            return True
+        dense = [_dense(x) for x in given]
+        own = self._again() if self._again else self
+        return own._prepared.run(*map(arrays.address, dense))
+
+
+# ---- found again by the arguments of a call -------------------------------------------------------------------------
+
+_known: dict[Any, Plan] = {}
+_MOST_KNOWN = 1024
+Key = tuple[str, np.dtype, bytes]
+
+
+def key(op: str, x: Any, arguments: tuple[Any, ...]) -> Key | None:
+    """What tells a call from others: as bytes, in which 3, 3.0 and True are three things."""
+    try:
+        return op, x.dtype, marshal.dumps((x.shape, arguments), 2)
+    except (AttributeError, ValueError):  # another library's array, or arguments that are not plain
+        return None
+
+
+known: Callable[[Any], Plan | None] = _known.get
+
+
+def learn(key: Key | None, x: Any, arguments: tuple[Any, ...], plan: Plan) -> None:
+    """Find the plan at once when the same call comes again."""
+    if key is not None and type(x) is np.ndarray and _plain(arguments):
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = plan
+
+
+def _plain(x: Any) -> bool:
+    return x is None or type(x) in (int, bool, str) or (type(x) in (tuple, list) and all(map(_plain, x)))
+
+
+_caches: list[Any] = []
+
+
+def planned(make: Callable[..., Plan]) -> Callable[..., Plan]:
+    """Keep the plans that a function makes."""
+    known = functools.lru_cache(maxsize=256)(make)
+    _caches.append(known)
+    return known
+
+
+def forget() -> None:
+    """Make all plans anew: for another target, other limits, or in a forked child."""
+    for cache in _caches:
+        cache.cache_clear()
+    _known.clear()
+
+
+@functools.lru_cache(maxsize=64)
+def _scratch(size: int) -> tuple[tuple[int, int, int], np.ndarray, np.ndarray]:
+    """Memory of `size` bytes for each thread that may work at once: ((flags, slots, place), what holds them).
+
+    Memory that no thread has touched is not there yet.
+    """
+    slots = max(2, min(_SLOTS, (256 << 20) // size))
+    flags, place = np.zeros(slots * 8 + 8, np.int64), np.empty(slots * size + 64, np.uint8)
+    first, start = arrays.address(flags), arrays.address(place)
+    return (first + -first % 64, slots, start + -start % 64), flags, place
+
+
+_caches.append(_scratch)
+compiler.on_switch.append(forget)
+if hasattr(os, "register_at_fork"):  # a thread of the parent may have been in the middle of something
+    os.register_at_fork(after_in_child=forget)
+
+
+def _borrowed(count: int, type: Type) -> tuple[list[Param], tuple[int, int, int], Any]:
+    """Scratch memory of at least `count` elements: its parameters, its constants, what to keep."""
+    arguments, *keep = _scratch(1 << (count * type.bytes + 127).bit_length())
+    return [pointer(i64), scalar(), pointer(type)], arguments, keep
 
 
 def _sums(dtype: np.dtype, double: bool) -> Type:
     return f64 if double else arrays.TYPES[dtype].compute
 
 
-def _split(x: np.ndarray, layout: str) -> tuple[int, int]:
+def _split(shape: Shape, layout: str) -> tuple[int, int]:
     """How many planes or images there are, and how many channels run innermost."""
-    return (x.shape[0] * x.shape[1], 1) if layout == "NCX" else (x.shape[0], x.shape[-1])
+    return (shape[0] * shape[1], 1) if layout == "NCX" else (shape[0], shape[-1])
 
 
 def _dense(x: np.ndarray) -> np.ndarray:
     return arrays.in_order(x, range(x.ndim))
 
 
-def _streams(result: np.ndarray, row: int) -> tuple[bool, bool]:
-    """Whether to write past the caches, and whether rows of `row` elements can be written so."""
-    large = result.nbytes > memory.large_output(inputs=1)
-    vector = current().vector_bytes
-    return large, large and arrays.address(result) % vector == 0 and row * result.itemsize % vector == 0
+def _is_large(shape: Shape, dtype: np.dtype) -> bool:
+    """Whether to write past the caches."""
+    return math.prod(shape) * dtype.itemsize > memory.large_output(inputs=1)
+
+
+def _step(build: Any, params: Any, pieces: int, *, row: int, large: bool, dtype: np.dtype, **constants: Any) -> Step:
+    """A kernel, and for large outputs with whole vectors in a row another that streams."""
+    params = [*params]
+    plain = compiler.kernel(build, *params, stream=False, **constants)
+    if not large or row * dtype.itemsize % current().vector_bytes:
+        return Step(plain, pieces)
+    return Step(plain, pieces, compiler.kernel(build, *params, stream=True, **constants))
+
+
+def _params(dtypes: Sequence[np.dtype], more: Sequence[Param]) -> list[Param]:
+    return [*(pointer(arrays.TYPES.get(dtype, i64)) for dtype in dtypes), pointer(i64), *more]
 
 
 def _require_places(geometry: Geometry) -> None:
@@ -65,14 +170,12 @@ def _require_places(geometry: Geometry) -> None:
 # ---- averages -------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=64)
 def _covering(geometry: Geometry) -> np.ndarray:
     """The tables of the windows over each position, one axis after the other."""
     return np.concatenate([geometry.covering(axis).reshape(-1) for axis in range(3)])
 
 
-@functools.lru_cache(maxsize=64)
-def _weights(geometry: Geometry, counted: Counted, sums: str) -> tuple[float, np.ndarray, np.ndarray]:
+def _weights(geometry: Geometry, counted: Counted, sums: np.dtype) -> tuple[float, np.ndarray, np.ndarray]:
     """(the one weight of all windows or 0, weights by class and last axis, the class of each leading position)."""
     lead, last = _divisors(geometry, counted)
     classes, which = np.unique(lead, return_inverse=True)
@@ -81,7 +184,6 @@ def _weights(geometry: Geometry, counted: Counted, sums: str) -> tuple[float, np
     return uniform, weights, which.reshape(-1).astype(np.int64)
 
 
-@functools.lru_cache(maxsize=64)
 def _divisors(geometry: Geometry, counted: Counted) -> tuple[np.ndarray, np.ndarray]:
     first, second, last = (axis.astype(np.float64) for axis in geometry.divisors(counted))
     return np.multiply.outer(first, second).reshape(-1), last
@@ -94,176 +196,150 @@ def _one_window(geometry: Geometry) -> bool:
     )
 
 
-def window_mean_grad(
-    dy: np.ndarray, geometry: Geometry, counted: Counted, layout: str, dx: np.ndarray, double: bool
-) -> None:
-    """Write the gradient of an average."""
+@planned
+def mean_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counted, layout: str, double: bool) -> Plan:
+    """The gradient of an average: (dy, dx)."""
     geometry.require_int64()
-    items, channels = _split(dx, layout)
-    if not dx.size:
-        return
-    if not dy.size:
-        dx[...] = 0
-        return
-    three, dy = geometry.in_three(), _dense(dy)
-    type, sums = arrays.TYPES[dx.dtype], _sums(dx.dtype, double)
+    items, channels = _split(shape, layout)
+    three, sums = geometry.in_three(), _sums(dtype, double)
+    both = [(in_layout(shape, geometry.output_size, layout), dtype), (shape, dtype)]
+    at_once, large = math.prod(shape) <= AT_ONCE, _is_large(shape, dtype)
     if _one_window(three):
-        _broadcast(dy, three, counted, items, channels, dx, sums)
-        return
-    uniform, weights, classes = _weights(three, counted, _DTYPES[sums].name)
+        return _broadcast(both, three, counted, items, channels, sums)
+    uniform, weights, classes = _weights(three, counted, _DTYPES[sums])
     covering = _covering(three)
     width = three.input_size[2]
     rows = three.input_size[0] * three.input_size[1]
     band = min(rows, max(1, SEGMENT // (width * channels)))
     pieces = items * -(-rows // band)
-    _, stream = _streams(dx, width if channels == 1 else channels)
-    places = [arrays.address(x) for x in (dy, dx, weights, classes, covering)]
-    params = [pointer(type), pointer(type), pointer(sums), pointer(i64), pointer(i64)]
-    options = {"geometry": three, "band": band, "uniform": uniform, "type": type, "sums": sums, "stream": stream}
+    more = [pointer(sums), pointer(i64), pointer(i64)]
+    constants = [arrays.address(x) for x in (weights, classes, covering)]
+    options: dict[str, Any] = {"geometry": three, "band": band, "uniform": uniform, "type": arrays.TYPES[dtype]}
+    options |= {"sums": sums, "large": large, "dtype": dtype}
+    keep: Any = (weights, classes, covering)
     if channels > 1:
         build = mean_kernels.mean_grad_channels
-        kernel = compiler.kernel(build, *params, channels=channels, **options)
-        pool.run(kernel, kernel.pack(*places), pieces)
-        return
+        step = _step(build, _params([dtype] * 2, more), pieces, row=channels, channels=channels, **options)
+        return Plan(both, more, constants, [step], keep, at_once=at_once)
     columns = covering[-three.covering(2).size :] if covering.size else covering
-    size = mean_kernels.row_scratch(three, current().lanes(sums))[1]
-    scratch = _Scratch(2 * size, sums)
-    params += [pointer(i64), pointer(i64), scalar(), pointer(sums)]
-    kernel = compiler.kernel(mean_kernels.mean_grad_planes, *params, **options)
-    pool.run(kernel, kernel.pack(*places, arrays.address(columns), *scratch.arguments), pieces)
+    scratch = _borrowed(2 * mean_kernels.row_scratch(three, current().lanes(sums))[1], sums)
+    more, constants = [*more, pointer(i64), *scratch[0]], [*constants, arrays.address(columns), *scratch[1]]
+    step = _step(mean_kernels.mean_grad_planes, _params([dtype] * 2, more), pieces, row=width, **options)
+    return Plan(both, more, constants, [step], (keep, scratch), at_once=at_once)
 
 
 def _broadcast(
-    dy: np.ndarray, geometry: Geometry, counted: Counted, items: int, channels: int, dx: np.ndarray, sums: Type
-) -> None:
-    elements, type = math.prod(geometry.input_size), arrays.TYPES[dx.dtype]
+    both: list[tuple[Shape, np.dtype]], geometry: Geometry, counted: Counted, items: int, channels: int, sums: Type
+) -> Plan:
+    elements, (shape, dtype) = math.prod(geometry.input_size), both[-1]
     divisor = math.prod(int(axis[0]) for axis in geometry.divisors(counted))
     band = max(1, SEGMENT // (elements * channels))
-    large, whole = _streams(dx, channels)
-    build = mean_kernels.broadcast
-    params = [scalar(), pointer(type), pointer(type), scalar(sums)]
-    options = {"type": type, "sums": sums, "stream": large if channels == 1 else whole}
-    kernel = compiler.kernel(build, *params, elements=elements, channels=channels, band=band, **options)
-    packed = kernel.pack(items, arrays.address(dy), arrays.address(dx), float(divisor))
-    pool.run(kernel, packed, -(-items // band))
+    params = [scalar(), scalar(sums)]
+    options: dict[str, Any] = {"elements": elements, "channels": channels, "band": band, "type": arrays.TYPES[dtype]}
+    options |= {"sums": sums, "large": _is_large(shape, dtype), "dtype": dtype}
+    # Where there are no channels, vectors are aligned by the kernel itself.
+    row = channels if channels > 1 else current().vector_bytes
+    step = _step(mean_kernels.broadcast, _params([dtype] * 2, params), -(-items // band), row=row, **options)
+    return Plan(both, params, [items, float(divisor)], [step], None, at_once=math.prod(shape) <= AT_ONCE)
 
 
-def window_mean(x: np.ndarray, geometry: Geometry, counted: Counted, layout: str, y: np.ndarray) -> None:
-    """Write the averages."""
+@planned
+def mean(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counted, layout: str) -> Plan:
+    """The averages: (x, y)."""
     geometry.require_int64()
-    items, channels = _split(x, layout)
-    if not y.size:
-        return
-    three, x, type = geometry.in_three(), _dense(x), arrays.TYPES[x.dtype]
-    sums = _DTYPES[type.compute]
-    lead, last = (part.astype(sums) for part in _divisors(three, counted))
-    params = [pointer(type), pointer(type), pointer(type.compute), pointer(type.compute)]
+    items, channels = _split(shape, layout)
+    three, type = geometry.in_three(), arrays.TYPES[dtype]
+    both = [(shape, dtype), (in_layout(shape, geometry.output_size, layout), dtype)]
+    lead, last = (part.astype(_DTYPES[type.compute]) for part in _divisors(three, counted))
+    more = [pointer(type.compute)] * 2
+    params = _params([dtype] * 2, more)
     kernel = compiler.kernel(mean_kernels.mean, *params, geometry=three, channels=channels, type=type)
-    packed = kernel.pack(*(arrays.address(a) for a in (x, y, lead, last)))
-    pool.run(kernel, packed, items * three.output_size[0] * three.output_size[1])
+    step = Step(kernel, items * three.output_size[0] * three.output_size[1])
+    places = [arrays.address(lead), arrays.address(last)]
+    return Plan(both, more, places, [step], (lead, last), at_once=math.prod(shape) <= AT_ONCE)
 
 
 # ---- maxima ---------------------------------------------------------------------------------------------------------
 
 
-def window_max(x: np.ndarray, geometry: Geometry, layout: str, y: np.ndarray, indices: np.ndarray | None) -> None:
-    """Write the maxima, and where they stand."""
+@planned
+def maxima(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, indexed: bool) -> Plan:
+    """The maxima, and where they stand: (x, y), or (x, y, indices)."""
     geometry.require_int64()
     _require_places(geometry)
-    items, channels = _split(x, layout)
-    if not y.size:
-        return
-    three, x, type = geometry.in_three(), _dense(x), arrays.TYPES[x.dtype]
-    params = [pointer(type), pointer(type), pointer(i64)]
-    options: dict[str, Any] = {"geometry": three, "type": type, "indexed": indices is not None}
+    items, channels = _split(shape, layout)
+    three, output = geometry.in_three(), in_layout(shape, geometry.output_size, layout)
+    every = [(shape, dtype), (output, dtype)] + ([(output, np.dtype(np.int64))] if indexed else [])
+    options: dict[str, Any] = {"geometry": three, "type": arrays.TYPES[dtype], "indexed": indexed}
+    params = _params([each for _, each in every], [])
     if layout == "NXC":
         kernel = compiler.kernel(max_kernels.max_channels, *params, channels=channels, **options)
     else:
         kernel = compiler.kernel(max_kernels.max_planes, *params, **options)
-    places = arrays.address(x), arrays.address(y), 0 if indices is None else arrays.address(indices)
-    pool.run(kernel, kernel.pack(*places), items * three.output_size[0] * three.output_size[1])
+    step = Step(kernel, items * three.output_size[0] * three.output_size[1])
+    return Plan(every, [], [], [step], None, written=len(every) - 1, at_once=math.prod(shape) <= AT_ONCE)
 
 
-def window_max_grad(
-    dy: np.ndarray, x: np.ndarray, geometry: Geometry, layout: str, dx: np.ndarray, double: bool
-) -> None:
-    """Write the gradient of the maxima, found again in x."""
+@planned
+def max_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, double: bool) -> Plan:
+    """The gradient of the maxima, found again in x: (dy, x, dx)."""
     geometry.require_int64()
     _require_places(geometry)
-    items, channels = _split(x, layout)
-    if not dx.size:
-        return
-    if not dy.size:
-        dx[...] = 0
-        return
-    three, dy, x = geometry.in_three(), _dense(dy), _dense(x)
-    type, sums = arrays.TYPES[dx.dtype], _sums(dx.dtype, double)
+    items, channels = _split(shape, layout)
+    three, type, sums = geometry.in_three(), arrays.TYPES[dtype], _sums(dtype, double)
+    every = [(in_layout(shape, geometry.output_size, layout), dtype), (shape, dtype), (shape, dtype)]
     inputs = three.input_size
     # The first axis that can be cut. A row of planes is not: its windows are walked by vectors.
     axis = next((a for a in range(3 if layout == "NXC" else 2) if inputs[a] > 1), 0)
     slice_size = math.prod(inputs) // inputs[axis]
     band = min(inputs[axis], max(1, SEGMENT // (slice_size * channels)))
     pieces = items * -(-inputs[axis] // band)
-    large, whole = _streams(dx, channels)
-    params = [pointer(type)] * 3
-    options = {"geometry": three, "axis": axis, "band": band, "type": type, "sums": sums}
-    places = [arrays.address(a) for a in (dy, x, dx)]
+    options: dict[str, Any] = {"geometry": three, "axis": axis, "band": band, "type": type, "sums": sums}
+    options |= {"large": _is_large(shape, dtype), "dtype": dtype}
+    at_once = math.prod(shape) <= AT_ONCE
     if layout == "NCX":
-        scratch = _Scratch(band * slice_size + max_kernels.PADDING, sums)
-        params += [pointer(i64), scalar(), pointer(sums)]
-        kernel = compiler.kernel(max_kernels.max_grad_planes, *params, stream=large, **options)
-        pool.run(kernel, kernel.pack(*places, *scratch.arguments), pieces)
-        return
+        more, constants, keep = _borrowed(band * slice_size + max_kernels.PADDING, sums)
+        params, row = _params([dtype] * 3, more), current().vector_bytes  # aligned by the kernel itself
+        step = _step(max_kernels.max_grad_planes, params, pieces, row=row, **options)
+        return Plan(every, more, constants, [step], keep, at_once=at_once)
     windows = min(three.output_size[axis], (band - 1 + three.extents[axis] - 1) // three.strides[axis] + 2)
     most = windows * math.prod(three.output_size) // three.output_size[axis]
-    scratch = _Scratch(most * channels + max_kernels.PADDING, i32)
+    more, constants, keep = _borrowed(most * channels + max_kernels.PADDING, i32)
     covering = _covering(three)
-    params += [pointer(i64), pointer(i64), scalar(), pointer(i32)]
+    more, params = [pointer(i64), *more], _params([dtype] * 3, [pointer(i64), *more])
     build = max_kernels.max_grad_channels
-    kernel = compiler.kernel(build, *params, channels=channels, most=most, stream=whole, **options)
-    pool.run(kernel, kernel.pack(*places, arrays.address(covering), *scratch.arguments), pieces)
+    step = _step(build, params, pieces, row=channels, channels=channels, most=most, **options)
+    return Plan(every, more, [arrays.address(covering), *constants], [step], (keep, covering), at_once=at_once)
 
 
-def max_grad_from_indices(dy: np.ndarray, indices: np.ndarray, shape: tuple[int, ...], out: Any, original: Any) -> Any:
-    """Check all indices, then scatter; -> the result as the caller gets it."""
-    size = math.prod(shape)
-    inputs = {"dy": dy, "indices": indices}
-    if out is not None:
-        result = arrays.result(out, shape, dy.dtype, inputs)
-    elif size * dy.itemsize > 2**62:
-        raise ValueError(f"input_shape: {shape} given, which is too large for any memory")
-    dy, indices = _dense(dy), _dense(indices)
-    chunks = -(-dy.size // max_kernels.CHUNK)
-    ranges = np.empty((chunks, 2), np.int64)
+def _scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
+    """The gradient of maxima by their indices: (dy, indices, dx). It stops before anything is written where an index is
+    out of range."""
+    count, size = math.prod(dy), math.prod(shape)
+    type, sums = arrays.TYPES[dtype], arrays.TYPES[dtype].compute
+    chunks, segments = -(-count // max_kernels.CHUNK), -(-size // SEGMENT)
+    ranges, spans = np.zeros((chunks, 2), np.int64), np.zeros((segments, 2), np.int64)
+    borrowed, scratch, keep = _borrowed(SEGMENT + max_kernels.PADDING, sums)
+    more = [*[scalar()] * 4, *[pointer(i64)] * 2, *borrowed]
+    constants = [count, size, chunks, segments, arrays.address(ranges), arrays.address(spans), *scratch]
+    params = _params([dtype, np.dtype(np.int64), dtype], more)
     per_piece = 16
-    survey = compiler.kernel(max_kernels.survey, scalar(), pointer(i64), pointer(i64), per_piece=per_piece)
-    packed = survey.pack(dy.size, arrays.address(indices), arrays.address(ranges))
-    pool.run(survey, packed, -(-chunks // per_piece))
-    if chunks and (ranges[:, 0].min() < 0 or ranges[:, 1].max() >= size):
-        flat = indices.reshape(-1)
-        position = int(np.flatnonzero((flat < 0) | (flat >= size))[0])
-        raise ValueError(f"indices: {flat[position]} at position {position} is out of range [0, {size})")
-    if out is None:
-        result = memory.pool.empty(shape, dy.dtype)
-    if size:
-        _scatter(dy, indices, ranges, result)
-    return arrays.give(result, out, original)
+    survey = compiler.kernel(max_kernels.survey, *params, per_piece=per_piece)
+    assign = compiler.kernel(max_kernels.assign, *params, segment=SEGMENT)
+    options: dict[str, Any] = {"segment": SEGMENT, "type": type, "sums": sums, "dtype": dtype}
+    large, row = _is_large(shape, dtype), current().vector_bytes
+    steps = [
+        Step(survey, -(-chunks // per_piece)),
+        Step(assign, 1),
+        _step(max_kernels.scatter, params, segments, row=row, large=large, **options),
+    ]
+    every = [(dy, dtype), (dy, np.dtype(np.int64)), (shape, dtype)]
+    at_once = size + 2 * count <= AT_ONCE
+    again = functools.partial(_scatter, dy, dtype, shape)
+    return Plan(every, more, constants, steps, (keep, ranges, spans), alone=True, at_once=at_once, again=again)
 
 
-def _scatter(dy: np.ndarray, indices: np.ndarray, ranges: np.ndarray, dx: np.ndarray) -> None:
-    type, sums = arrays.TYPES[dx.dtype], arrays.TYPES[dx.dtype].compute
-    segments = -(-dx.size // SEGMENT)
-    spans = np.empty((segments, 2), np.int64)
-    assign = compiler.kernel(max_kernels.assign, scalar(), scalar(), pointer(i64), pointer(i64), segment=SEGMENT)
-    pool.run(assign, assign.pack(len(ranges), segments, arrays.address(ranges), arrays.address(spans)), 1)
-    scratch = _Scratch(SEGMENT + max_kernels.PADDING, sums)
-    params = [scalar(), scalar(), pointer(type), pointer(i64), pointer(type), pointer(i64), pointer(i64), pointer(i64)]
-    params += [scalar(), pointer(sums)]
-    large, _ = _streams(dx, 1)
-    options = {"segment": SEGMENT, "type": type, "sums": sums, "stream": large}
-    kernel = compiler.kernel(max_kernels.scatter, *params, **options)
-    places = [arrays.address(a) for a in (dy, indices, dx, ranges, spans)]
-    pool.run(kernel, kernel.pack(dy.size, dx.size, *places, *scratch.arguments), segments)
+scatter = planned(_scatter)
 
 
-__all__ = ["max_grad_from_indices", "window_max", "window_max_grad", "window_mean", "window_mean_grad"]
+__all__ = ["Plan", "forget", "key", "known", "learn", "max_grad", "maxima", "mean", "mean_grad", "scatter"]
