@@ -119,10 +119,17 @@ def _batch_normalization(
     result.statistics.append(Statistics(node.inputs[3], node.inputs[4], mean, variance, momentum))
     if result.model.opset < 14:
         return _batch_normalization_in_parts(node, mean, variance)
+    # ONNX Runtime writes the running statistics over those that come in, and these are our arrays: it gets others.
+    mine = [
+        helper.make_node("Neg", [name], [f"{y}_replaced"])
+        for name, y in ((node.inputs[3], mean), (node.inputs[4], variance))
+    ]
+    for i, negative in enumerate(mine, 3):
+        proto.input[i] = negative.output[0]
     proto.output.extend([mean, variance])
     _set(proto, "training_mode", 1)
     _set(proto, "momentum", 0.0)  # so that the batch's own statistics come out
-    return [proto]
+    return [*mine, proto]
 
 
 def _batch_normalization_in_parts(node: Node, mean: str, variance: str) -> list[onnx.NodeProto]:

@@ -31,12 +31,12 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # the same content is the same file
 
 @dataclass
 class Checkpoint:
-    """What `read` finds. `folder` holds the model's files while they are in use."""
+    """What `read` finds. `folder` is temporary, and holds the model's files where there are several."""
 
     state: dict[str, Any]
     arrays: dict[str, np.ndarray]
     model: ModelFile
-    folder: tempfile.TemporaryDirectory[str] | None
+    folder: Path | None
 
 
 def write(
@@ -89,21 +89,22 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
         raise ValueError(f"checkpoint: {str(path)!r} is not a whole checkpoint: {error}") from error
 
 
-def _model(
-    archive: zipfile.ZipFile, about: dict[str, Any]
-) -> tuple[ModelFile, tempfile.TemporaryDirectory[str] | None]:
+def _model(archive: zipfile.ZipFile, about: dict[str, Any]) -> tuple[ModelFile, Path | None]:
     home = Path(about["home"]) if about["home"] else None
     if not about["files"]:
         return ModelFile(archive.read(_MODEL), home), None
-    folder = tempfile.TemporaryDirectory(prefix="backstroke-")
-    place = Path(folder.name) / "model.onnx"
-    place.write_bytes(archive.read(_MODEL))
-    model = ModelFile(place, home)
-    for location in about["files"]:
-        goal = model.external(location)  # refuses what leaves the folder
-        goal.parent.mkdir(parents=True, exist_ok=True)
-        with archive.open(_WEIGHTS + location) as member, goal.open("wb") as file:
-            shutil.copyfileobj(member, file, 1 << 20)
+    folder = Path(tempfile.mkdtemp(prefix="backstroke-"))
+    try:
+        (folder / _MODEL).write_bytes(archive.read(_MODEL))
+        model = ModelFile(folder / _MODEL, home)
+        for location in about["files"]:
+            goal = model.external(location)  # refuses what leaves the folder
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(_WEIGHTS + location) as member, goal.open("wb") as file:
+                shutil.copyfileobj(member, file, 1 << 20)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return model, folder
 
 

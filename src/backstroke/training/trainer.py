@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,7 +68,6 @@ class Trainer:
         self._best: dict[str, np.ndarray] = {}
         self._fits = 0
         self._predictor: Predictor | None = None
-        self._folder: Any = None  # where a resumed model's files lie
         self.history: list[dict[str, float]] = []
         self.losses: list[float] = []
 
@@ -205,6 +206,8 @@ class Trainer:
                     self.save_checkpoint(checkpoint)
                 raise
             finally:
+                if not run.over:  # what failed is not gone on with here; a checkpoint that was saved can be
+                    self._run = None
                 display.close()
 
     def _order(self, run: Run) -> np.ndarray:
@@ -321,7 +324,8 @@ class Trainer:
             clip_norm=state["clip_norm"],
             output=state["output"],
         )
-        trainer._folder = found.folder
+        if found.folder is not None:
+            weakref.finalize(trainer, shutil.rmtree, found.folder, ignore_errors=True)
         trainer._updates.steps, trainer._fits = state["steps"], state["fits"]
         for name, kinds in trainer._updates.states.items():
             for kind, array in kinds.items():
