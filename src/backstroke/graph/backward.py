@@ -27,22 +27,15 @@ class Backward:
 def build(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Backward:
     """The gradients of `of` with respect to `wrt`; errors name what stands in the way."""
     _check_names(model, of, wrt)
-    on_way = _ancestors(model, of)
-    moving = _moving(model, wrt, on_way)
+    active = _active(model, of, wrt)
     graph = Builder(model)
     parts: dict[str, list[Tensor]] = {}
     seeds = {}
     for name in of:
-        seeds[name] = f"{name}_grad_in"
+        seeds[name] = seed(name)
         parts[name] = [Tensor(graph, seeds[name], model.types[name])]
-    for node in reversed(model.nodes):
-        if not any(name in moving for name in node.inputs) or not any(name in parts for name in node.outputs):
-            continue
-        rule = RULES.get((node.domain, node.op))
-        if rule is None:
-            if (node.domain, node.op) in FLAT:
-                continue
-            raise _without_rule(model, node, of)
+    for node, wants in reversed(active):
+        rule = RULES[node.domain, node.op]
         graph.prefix = node.name
         dys = [
             _total(graph, name, parts) if name in parts and rule.starts(i) else None
@@ -50,21 +43,19 @@ def build(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Backward:
         ]
         if all(dy is None for dy in dys):
             continue
-        if dys[0] is None and rule.outputs is not None:
-            continue
-        wants = [name in moving and rule.reaches(i) for i, name in enumerate(node.inputs)]
-        if not any(wants):
-            continue
         for name, want, part in zip(node.inputs, wants, rule.gradient(Op(graph, node, dys, wants)), strict=False):
             if want and part is not None:
                 parts.setdefault(name, []).append(part)
     grads = {}
     for name in wrt:
-        if name not in parts:
-            raise ValueError(f"wrt: {name!r} has no gradient: no path leads from it to {_list(of)}")
         graph.prefix = name
         grads[name] = _total(graph, name, parts).name
     return Backward(_live(graph, set(grads.values())), graph.constants, seeds, grads)
+
+
+def seed(name: str) -> str:
+    """The name of the gradient that comes in for a tensor."""
+    return f"{name}_grad_in"
 
 
 def trainable(model: Model, of: Sequence[str]) -> list[str]:
@@ -119,13 +110,29 @@ def _ancestors(model: Model, of: Sequence[str]) -> set[str]:
     return found
 
 
-def _moving(model: Model, wrt: Sequence[str], on_way: set[str]) -> set[str]:
-    """All tensors on the ways from `wrt` to `of`."""
-    found = set(wrt) & on_way
+def _active(model: Model, of: Sequence[str], wrt: Sequence[str]) -> list[tuple[Node, list[bool]]]:
+    """The nodes on the ways from `wrt` to `of`, and of which of their inputs the gradient is wanted."""
+    on_way = _ancestors(model, of)
+    for name in wrt:
+        if name not in on_way:
+            raise ValueError(f"wrt: {name!r} has no gradient: no path leads from it to {_list(of)}")
+    moving, found = set(wrt), []
     for node in model.nodes:
-        if any(name in found for name in _differentiable(node)):
-            found.update(name for name in node.outputs if name in on_way)
+        reached = any(name in on_way for name in node.outputs)
+        if not reached or not any(name in moving for name in _differentiable(node)):
+            continue
+        rule = RULES.get((node.domain, node.op))
+        if rule is None:
+            raise _without_rule(model, node, of)
+        found.append((node, [name in moving and rule.reaches(i) for i, name in enumerate(node.inputs)]))
+        moving.update(name for name in node.outputs if name in on_way)
     return found
+
+
+def check(model: Model, of: Sequence[str], wrt: Sequence[str]) -> None:
+    """Raise what `build` would, but for sizes that are not known yet."""
+    _check_names(model, of, wrt)
+    _active(model, of, wrt)
 
 
 def _total(graph: Builder, name: str, parts: dict[str, list[Tensor]]) -> Tensor:

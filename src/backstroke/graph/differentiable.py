@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from .model import FLOATS, Model, load
 from .plan import Plan, Planner
 from .prepare import prepare
 from .session import Binding, Session
+from .tensors import SizesNeededError
 
 _MOST_PLANS = 4
 
@@ -52,7 +54,10 @@ class Differentiable:
         self._prepared = prepare(given, training=training)
         self._model = self._prepared.model
         self.random = np.random.default_rng(seed)
-        self._backward = backward.build(self._model, self._of, self._wrt)
+        backward.check(self._model, self._of, self._wrt)
+        self._backward: backward.Backward | None = None  # None: it depends on sizes, and is built for each plan
+        with suppress(SizesNeededError):
+            self._backward = backward.build(self._model, self._of, self._wrt)
         weights = self._model.weights
         self.parameters = {name: np.array(weights[name], order="C") for name in self._wrt if name in weights}
         self.statistics = {}
@@ -154,7 +159,7 @@ class Differentiable:
                 raise TypeError(f"dy: {name!r} has type {array.dtype}; expected {y.dtype}")
             if array.shape != y.shape:
                 raise ValueError(f"dy: {name!r} has shape {array.shape}; expected {y.shape}")
-            seeds[self._backward.seeds[name]] = np.ascontiguousarray(array).reshape(array.shape)
+            seeds[backward.seed(name)] = np.ascontiguousarray(array).reshape(array.shape)
         return seeds
 
     # ---- chance and statistics --------------------------------------------------------------------------------------
@@ -175,7 +180,11 @@ class Differentiable:
     # ---- planning ---------------------------------------------------------------------------------------------------
 
     def _mentions(self) -> list[str]:
-        """The forward tensors that the gradient graph speaks of."""
+        """The forward tensors that the gradient graph speaks of; all, where it is not known yet."""
+        if self._backward is None:
+            return [
+                n for n in (*self._model.inputs, *self._model.weights, *self._model.producer) if n in self._model.types
+            ]
         names = [name for node in self._backward.nodes for name in (*node.inputs, node.like) if name]
         names += self._backward.grads.values()
         masked = list(self._prepared.masked.values())
@@ -196,8 +205,11 @@ class Differentiable:
 
     def _make_plan(self, arrays: dict[str, np.ndarray]) -> _Planned:
         shapes, values = self._look(arrays)
+        graph = self._backward
+        if graph is None:
+            graph = backward.build(self._model.at(shapes, values), self._of, self._wrt)
         dtypes = {name: self._model.types[name] for name in self._mentioned}
-        for name, seed in self._backward.seeds.items():
+        for name, seed in graph.seeds.items():
             shapes[seed], dtypes[seed] = shapes[name], dtypes[name]
         batch = [n for s in self._prepared.statistics for n in (s.batch_mean, s.batch_variance)]
         masks = {}
@@ -205,19 +217,19 @@ class Differentiable:
             masks[mask] = memory.pool.empty(shapes[x], dtypes[x])
             shapes[mask], dtypes[mask] = shapes[x], dtypes[x]
         planner = Planner(
-            self._backward,
+            graph,
             shapes,
             dtypes,
             {**values, **{n: w for n, w in self._model.weights.items() if n not in self._live}},
             self._live,
-            [*self.inputs, *masks, *self._backward.seeds.values()],
+            [*self.inputs, *masks, *graph.seeds.values()],
             list(dict.fromkeys((*self.outputs, *batch))),
         )
         plan = planner.plan(self._memory)
         plan.masks = masks
-        if self._session is None:
-            self._session_outputs = set(plan.stash)
-            proto = self._model.build(weights_in=self._live, outputs=sorted(plan.stash))
+        if self._session is None or not self._session_outputs.issuperset(plan.stash):
+            self._session_outputs |= set(plan.stash)
+            proto = self._model.build(weights_in=self._live, outputs=sorted(self._session_outputs))
             for output in proto.graph.output:
                 if not output.type.tensor_type.elem_type:
                     kind = helper.np_dtype_to_tensor_dtype(dtypes.get(output.name, np.dtype(np.float32)))

@@ -6,6 +6,7 @@ model is: it is copied, edited and looked at freely.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,12 @@ class Model:
             if tensor.HasField("shape"):
                 dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
                 self.shapes.setdefault(value.name, dims)
+
+    def at(self, shapes: dict[str, Dims], values: dict[str, np.ndarray]) -> Model:
+        """The model for inputs of certain shapes, which tell the shapes of other tensors, and values of some."""
+        known = copy.copy(self)
+        known.shapes, known.constants = {**self.shapes, **shapes}, {**self.constants, **values}
+        return known
 
     def value(self, name: str) -> np.ndarray | None:
         """The value of a constant or weight; None for everything else."""

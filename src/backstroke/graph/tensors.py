@@ -20,6 +20,10 @@ MICROSOFT = "com.microsoft"
 _BOOL, _INT64 = np.dtype(bool), np.dtype(np.int64)
 
 
+class SizesNeededError(ValueError):
+    """A rule must know sizes that the model does not tell; they are known when arrays come in."""
+
+
 @dataclass
 class GradientNode:
     """A node of the gradient graph."""
@@ -291,7 +295,9 @@ class Op:
         """How many axes a forward tensor has."""
         shape = self.graph.model.shapes.get(x.name)
         if shape is None:
-            raise ValueError(f"model: {self.node}: nothing tells how many axes {x.name!r} has (no inferred shape)")
+            raise SizesNeededError(
+                f"model: {self.node}: nothing tells how many axes {x.name!r} has (no inferred shape)"
+            )
         return len(shape)
 
     def dims(self, x: Tensor) -> tuple[Any, ...]:

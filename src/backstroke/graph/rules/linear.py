@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..tensors import MICROSOFT, Op, Tensor
+from ..tensors import MICROSOFT, Op, SizesNeededError, Tensor
 from .rule import Gradients, Rule
 
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -75,7 +75,7 @@ def _transposed_window(op: Op) -> dict[str, Any]:
         return attributes
     x, y, kernel = (op.dims(t)[2:] for t in (op.x[0], op.y[0], op.x[1]))
     if not x or not all(isinstance(d, int) for d in (*x, *y, *kernel)):
-        raise ValueError(f"model: {op.node}: its pads depend on sizes that are not known; give it explicit pads")
+        raise SizesNeededError(f"model: {op.node}: its pads depend on sizes that are not known; give it explicit pads")
     rank = len(kernel)
     strides, dilations = op.attr.get("strides", [1] * rank), op.attr.get("dilations", [1] * rank)
     extra = op.attr.get("output_padding", [0] * rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..tensors import Op, Tensor, exp
+from ..tensors import Op, SizesNeededError, Tensor, exp
 from .rule import Gradients, Rule
 
 
@@ -12,7 +12,7 @@ def _axes(op: Op) -> list[int] | None:
     if axes is None and op.has(1):
         known = op.value(1)
         if known is None:
-            raise ValueError(f"model: {op.node}: its axes are computed; expected constants")
+            raise SizesNeededError(f"model: {op.node}: its axes are computed; expected constants")
         axes = [int(axis) for axis in known.reshape(-1)]
     if axes:
         return [int(axis) for axis in axes]

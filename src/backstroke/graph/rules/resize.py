@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnsupportedError
-from ..tensors import Op, Tensor
+from ..tensors import Op, SizesNeededError, Tensor
 from .rule import Gradients, Rule
 
 
 def _resize(op: Op) -> Gradients:
     x, y = op.dims(op.x[0]), op.dims(op.y[0])
     if not x or len(x) != len(y):
-        raise ValueError(f"model: {op.node}: the shapes of its input and output are not known")
+        raise SizesNeededError(f"model: {op.node}: the shapes of its input and output are not known")
     axes, scales = _axes_and_scales(op, len(x))
     dx, sizes = op.dy, list(y)
     for axis, scale in zip(axes, scales, strict=True):
         if scale == 1.0 or (scale is None and x[axis] == y[axis]):
             continue
         if not isinstance(x[axis], int) or not isinstance(y[axis], int):
-            raise ValueError(f"model: {op.node}: axis {axis} goes from {x[axis]} to {y[axis]}; expected known sizes")
+            raise SizesNeededError(
+                f"model: {op.node}: axis {axis} goes from {x[axis]} to {y[axis]}; expected known sizes"
+            )
         matrix = weights(op, x[axis], y[axis], scale)
         dx = along_axis(op, dx, sizes, axis, matrix)
         sizes[axis] = x[axis]
@@ -96,7 +98,7 @@ def along_axis(op: Op, dy: Tensor, sizes: Sequence[Any], axis: int, matrix: np.n
     factor = length // size
     after = sizes[axis + 1 :]
     if not all(isinstance(d, int) for d in after):
-        raise ValueError(f"model: {op.node}: the sizes of the axes after {axis} are not known: {tuple(sizes)}")
+        raise SizesNeededError(f"model: {op.node}: the sizes of the axes after {axis} are not known: {tuple(sizes)}")
     inner = math.prod(after)
     if factor * size == length and np.array_equal(matrix, np.repeat(np.eye(size), factor, axis=0)):
         folded = g.reduce_sum(g.reshape(dy, [-1, size, factor, inner]), [2])  # each is repeated: a sum
@@ -108,7 +110,7 @@ def along_axis(op: Op, dy: Tensor, sizes: Sequence[Any], axis: int, matrix: np.n
     known = [*sizes[:axis], size, *after]
     unknown = [i for i, d in enumerate(known) if not isinstance(d, int)]
     if len(unknown) > 1:
-        raise ValueError(f"model: {op.node}: more than one size is not known: {tuple(sizes)}")
+        raise SizesNeededError(f"model: {op.node}: more than one size is not known: {tuple(sizes)}")
     return g.reshape(folded, [d if isinstance(d, int) else -1 for d in known])
 
 

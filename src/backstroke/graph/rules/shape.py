@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..tensors import Op, Tensor
+from ..tensors import Op, SizesNeededError, Tensor
 from .resize import along_axis
 from .rule import Gradients, Rule
 
@@ -68,7 +68,7 @@ def _pad(op: Op) -> Gradients:
     pads, dx, shape = op.value(1), op.dy, op.static_shape(op.x[0])
     dims = op.dims(op.x[0])
     if pads is None:
-        raise ValueError(f"model: {op.node}: its pads are computed; expected constants")
+        raise SizesNeededError(f"model: {op.node}: its pads are computed; expected constants")
     axes = op.value(3) if op.has(3) else None
     where = [int(axis) % len(dims) for axis in axes.reshape(-1)] if axes is not None else list(range(len(dims)))
     sizes = list(op.dims(op.y[0]))
@@ -76,7 +76,7 @@ def _pad(op: Op) -> Gradients:
         before, after = int(pads[i]), int(pads[i + len(where)])
         if before or after:
             if not isinstance(dims[axis], int):
-                raise ValueError(f"model: {op.node}: the size of axis {axis} is not known; shape {shape or dims}")
+                raise SizesNeededError(f"model: {op.node}: the size of axis {axis} is not known; shape {shape or dims}")
             dx = along_axis(op, dx, sizes, axis, _copies(dims[axis], before, after, mode))
             sizes[axis] = dims[axis]
     return [dx]
