@@ -49,7 +49,7 @@ def assert_same(got: np.ndarray, want: np.ndarray) -> None:
 
 @every_target
 @both_types
-@pytest.mark.parametrize("lanes", [16, 4, 1])
+@pytest.mark.parametrize("lanes", [32, 16, 4, 1])
 def test_every_value_is_widened_exactly(name: str, dtype: np.dtype, lanes: int) -> None:
     x = np.arange(2**16, dtype=np.uint16).view(dtype)
     got = np.empty(x.size, np.float32)
@@ -63,7 +63,7 @@ def test_every_value_is_widened_exactly(name: str, dtype: np.dtype, lanes: int) 
 
 @every_target
 @both_types
-@pytest.mark.parametrize("lanes", [16, 8, 1])
+@pytest.mark.parametrize("lanes", [32, 16, 8, 1])
 def test_numbers_are_rounded_to_nearest_even(name: str, dtype: np.dtype, lanes: int) -> None:
     x = patterns(dtype)
     got = np.empty(x.size, dtype)
@@ -92,7 +92,7 @@ def test_bfloat16_keeps_the_payload_of_nan_on_every_path(name: str) -> None:
     x = np.concatenate([x[np.isnan(x)], np.float32([1e-40, np.nan, 1, -1e-45])])
     want = ((x.view(np.uint32) | np.where(np.isnan(x), 0x400000, 0).astype(np.uint32)) >> 16).astype(np.uint16)
     nan = np.isnan(x)
-    for lanes in (16, 4):
+    for lanes in (32, 16, 4):
         got = np.empty(x.size, BFLOAT16)
         with target.using(name):
             run(copy, x.size, x, got, lanes=lanes)

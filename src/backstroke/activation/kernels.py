@@ -50,15 +50,19 @@ def tanh_grad(dy: Any, y: Any) -> Any:
 
 
 def quick_gelu_grad(dy: Any, x: Any, alpha: Any) -> Any:
-    from ..jit.functions import exact_product, exp_of_minus_abs, fma, where
+    from ..jit.functions import exp_of_minus_abs, fma, where
 
-    # With z = alpha x and u = exp(-|z|), sigmoid(|z|) = 1 / (1 + u) and sigmoid(-|z|) = u / (1 + u): nothing overflows
-    # or cancels but the two terms of the derivative, which are added unrounded.
-    z, rest = exact_product(alpha, x)
-    u = exp_of_minus_abs(z, rest)
-    s = 1 / (1 + u)
-    dys = dy * s
-    return fma(dys * s, fma(z, u, rest * u), where(z > 0, dys, dys * u))
+    # With z = alpha x and u = exp(-|z|) the derivative is (1 + u (1 + z)) / (1 + u)^2 where z > 0 and
+    # u (u + (1 + z)) / (1 + u)^2 where it is not: nothing overflows or cancels but two terms, which one fma adds.
+    u, y = exp_of_minus_abs(x, alpha), fma(alpha, x, 1.0)
+    g = dy / fma(u, u + 2, 1.0)
+    gu = g * u
+    return fma(gu, y, where(y > 1, g, gu * u))
+
+
+def lanes_of(k: Trace, type: Type) -> int:
+    """As many elements as a register holds as they lie in memory: 16-bit ones are computed in two registers."""
+    return k.target.vector_bytes // type.bytes
 
 
 def elementwise(
@@ -73,7 +77,7 @@ def elementwise(
     type: Type,
     stream: bool,
 ) -> None:
-    first, lanes = piece * CHUNK, k.target.lanes(type)
+    first, lanes = piece * CHUNK, lanes_of(k, type)
     last = k.least(first + CHUNK, size)
     for at in k.vectors(first, last, lanes=lanes, unroll=UNROLL, align=dx if stream else None):
         dx.store(at, formula(dy[at], x[at], *scalars), stream=stream)
@@ -94,16 +98,12 @@ def leaky_relu(x: Any, alpha: Any) -> Any:
     return where(x > 0, x, alpha * x)
 
 
-def sigmoid(x: Any) -> Any:
-    return _sigmoid(x, 0.0)
-
-
-def _sigmoid(x: Any, rest: Any) -> Any:
-    """sigmoid(x + rest), by exp(-|x|) so that nothing overflows."""
+def sigmoid(x: Any, scale: Any = 1.0) -> Any:
+    """sigmoid(scale x), by exp(-|scale x|) so that nothing overflows."""
     from ..jit.functions import exp_of_minus_abs, where
 
-    u = exp_of_minus_abs(x, rest)
-    return where(x > 0, 1.0, u) / (1 + u)
+    u = exp_of_minus_abs(x, scale)
+    return where(scale * x > 0, 1.0, u) / (1 + u)
 
 
 def tanh(x: Any) -> Any:
@@ -113,9 +113,7 @@ def tanh(x: Any) -> Any:
 
 
 def quick_gelu(x: Any, alpha: Any) -> Any:
-    from ..jit.functions import exact_product
-
-    return x * _sigmoid(*exact_product(alpha, x))
+    return x * sigmoid(x, alpha)
 
 
 def mapped(
@@ -129,7 +127,7 @@ def mapped(
     type: Type,
     stream: bool,
 ) -> None:
-    first, lanes = piece * CHUNK, k.target.lanes(type)
+    first, lanes = piece * CHUNK, lanes_of(k, type)
     last = k.least(first + CHUNK, size)
     for at in k.vectors(first, last, lanes=lanes, unroll=UNROLL, align=y if stream else None):
         y.store(at, formula(x[at], *scalars), stream=stream)

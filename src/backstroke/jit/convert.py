@@ -5,6 +5,8 @@ Subnormal numbers are kept in both directions, NaN stays NaN. Where the CPU has 
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import TYPE_CHECKING
 
 import llvmlite.ir as ir
@@ -35,16 +37,22 @@ def narrow(k: Trace, x: Value, stored: Type) -> Value:
 
 
 def _float32_to_bfloat16(k: Trace, x: Value) -> Value:
-    if x.lanes != 16 or not k.target.has_bfloat16:
+    if x.lanes not in (16, 32) or not k.target.has_bfloat16:
         return _float32_to_bfloat16_by_integers(k, x)
     # The instruction takes subnormal numbers for zeros; they are rare enough to be worth a branch, not a blend.
-    rounded = k.intrinsic("x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_BFloat(), 16), [x.ir])
-    result = k.var(k.wrap(k.builder.bitcast(rounded, ir.VectorType(ir.IntType(16), 16)), bf16, 16))
-    subnormal = ir.IntType(32)(0x20)
-    found = k.intrinsic("x86.avx512.fpclass.ps.512", ir.VectorType(ir.IntType(1), 16), [x.ir, subnormal])
-    with k.when(k.any(k.wrap(found, mask, 16))):
+    registers = [x] if x.lanes == 16 else [k.shuffle(x, None, range(16)), k.shuffle(x, None, range(16, 32))]
+    name = "cvtneps2bf16" if x.lanes == 16 else "cvtne2ps2bf16"  # which takes the upper half first
+    operands = [part.ir for part in reversed(registers)]
+    rounded = k.intrinsic(f"x86.avx512bf16.{name}.512", ir.VectorType(_BFloat(), x.lanes), operands)
+    result = k.var(k.wrap(k.builder.bitcast(rounded, ir.VectorType(ir.IntType(16), x.lanes)), bf16, x.lanes))
+    with k.when(k.any(functools.reduce(operator.or_, (_subnormal(k, part) for part in registers)))):
         result.set(_float32_to_bfloat16_by_integers(k, x))
     return result.read()
+
+
+def _subnormal(k: Trace, x: Value) -> Value:
+    found = k.intrinsic("x86.avx512.fpclass.ps.512", ir.VectorType(ir.IntType(1), 16), [x.ir, ir.IntType(32)(0x20)])
+    return k.wrap(found, mask, 16)
 
 
 def _float32_to_bfloat16_by_integers(k: Trace, x: Value) -> Value:

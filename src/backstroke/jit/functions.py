@@ -7,8 +7,8 @@ from typing import Any
 import llvmlite.ir as ir
 import numpy as np
 
-from .trace import Operand, Trace, Value
-from .types import f32, i32, i64
+from .trace import Number, Operand, Trace, Value
+from .types import Type, f32, f64, i32, i64
 
 
 def _trace(*operands: Any) -> Trace | None:
@@ -43,10 +43,21 @@ def largest(x: Any) -> float:
     return float(np.finfo(name).max)
 
 
-def exp(x: Any) -> Any:
-    """e to the power of x, at most 2 ulp from the true value; inf, 0 and NaN where they are due."""
+def exp(x: Any, rest: Any = None) -> Any:
+    """e to the power of x, at most 2 ulp from the true value; inf, 0 and NaN where they are due.
+
+    `rest` is what rounding took off x, where that is known: then it is e to the power of x + rest.
+    """
     k = _trace(x)
-    return _exp(k, x.read(), None) if k else np.exp(x)
+    if k is None:
+        return np.exp(x if rest is None else x + rest)
+    x = x.read()
+    limit = _exp_limit(x.type)
+    clamped = k.where(x < -limit, -limit, k.where(x > limit, limit, x))
+    n, f = _times_log2e(k, clamped, 1.0)
+    if rest is not None:
+        f = k.muladd(k.where(clamped == x, rest, 0.0), _LOG2E, f)
+    return _power_of_two(k, n, f)
 
 
 def sqrt(x: Any) -> Any:
@@ -69,12 +80,6 @@ def log_1p(x: Any) -> Any:
     return log(whole) + (x - (whole - 1)) / whole
 
 
-def exact_product(a: Any, b: Any) -> tuple[Any, Any]:
-    """`a * b` rounded, and what rounding took off it."""
-    product = a * b
-    return product, fma(a, b, -product)
-
-
 def exact_difference(a: Any, b: Any) -> tuple[Any, Any]:
     """`a - b` rounded, and what rounding took off it."""
     difference = a - b
@@ -82,56 +87,76 @@ def exact_difference(a: Any, b: Any) -> tuple[Any, Any]:
     return difference, (a - (difference + taken)) - (b - taken)
 
 
-def exp_of_minus_abs(x: Any, rest: Any) -> Any:
-    """e to the power of -|x + rest|, where `rest` is what rounding took off x; NaN where x is NaN."""
+def exp_of_minus_abs(x: Any, scale: Any = 1.0) -> Any:
+    """e to the power of -|scale x|, with the product as it is before rounding; NaN where x is NaN."""
     k = _trace(x)
     if k is None:
-        return np.exp(-np.abs(x + rest))
-    rest = k.value(rest, x.type, x.lanes)
-    return _exp(k, k.where(x > 0, -x, x), k.where(x > 0, -rest, rest))
+        return np.exp(-np.abs(scale * x))
+    x = x.read()
+    size, factor = (k.elementwise_intrinsic("fabs", v) for v in (x, k.value(scale, x.type)))
+    limit = _exp_limit(x.type) / factor
+    return _power_of_two(k, *_times_log2e(k, k.where(size > limit, limit, size), -factor))
 
 
-def _exp(k: Trace, x: Value, rest: Value | None) -> Value:
-    """exp(x) = 2^n * exp(r) with x = n ln 2 + r and |r| <= ln(2)/2; exp(r) is its Taylor series, 2^n is made of bits.
+_LOG2E = 1.4426950408889634
+_LOG2E_PARTS = {  # rounded to the type, and what that took off it
+    f32: (1.44269502162933349609375, 1.92596299112661746887e-8),
+    f64: (1.442695040888963387004650940070860087871551513671875, 2.0355273740931033e-17),
+}
+_POWER_SERIES = {  # c1, c2, ... of 1 + c1 f + c2 f^2 + ...: 2^f for |f| <= 1/2, relative errors 2^-28.5 and 2^-63.9
+    f32: (
+        0.6931472149680279, 0.24022652782887738, 0.05550310551013797, 0.009617692972993062, 0.0013406643902351759,
+        0.0001559467816132662,
+    ),
+    f64: (
+        0.6931471805599453, 0.24022650695910072, 0.055504108664821736, 0.009618129107628562, 0.0013333558146381738,
+        0.00015403530393171835, 1.5252733864845099e-05, 1.321548700340765e-06, 1.0178047531180678e-07,
+        7.054814836763028e-09, 4.4572393137403015e-10, 2.585523844459004e-11,
+    ),
+}  # fmt: skip
 
-    ln 2 is subtracted in two parts, the first so short that its product with n is exact. n is had by adding a number
-    so large that the sum has no fraction left: no conversion that NaN could upset. 2^n goes on in two factors, so that
-    results below the normal numbers and just below infinity come out right. With `rest`, a tiny number still to be
-    added to x, x is not positive.
+
+def _exp_limit(type: Type) -> float:
+    """From this number on e^x is infinite and e^-x is nothing, and a little beyond."""
+    return 105.0 if type is f32 else 747.0
+
+
+def _times_log2e(k: Trace, x: Value, factor: Number) -> tuple[Value, Value]:
+    """x factor log2(e) as n + f: a whole number, and a fraction from -1/2 to 1/2 that is rounded as itself.
+
+    n is had by adding a number so large that the sum has no fraction left: no conversion that NaN could upset.
     """
-    single = x.type is f32
+    scale, (high, low) = k.value(factor, x.type), _LOG2E_PARTS[x.type]
+    first = scale * high
+    second = k.muladd(scale, low, k.fma(scale, high, -first))
+    magic = _round_magic(x.type)
+    n = k.muladd(x, first, magic) - magic
+    return n, k.muladd(x, second, k.fma(x, first, -n))
+
+
+def _round_magic(type: Type) -> float:
+    return 1.5 * 2.0 ** (23 if type is f32 else 52)
+
+
+def _power_of_two(k: Trace, n: Value, f: Value) -> Value:
+    """2^(n + f). 2^f is a polynomial; 2^n is made of bits.
+
+    2^n goes on in two factors, so that results below the normal numbers and just below infinity come out right.
+    """
+    single = f.type is f32
+    constants = _POWER_SERIES[f.type]
+    series = k.value(constants[-1], f.type, f.lanes)
+    for c in constants[-2::-1]:
+        series = k.muladd(series, f, c)
+    series = (k.fma if single else k.muladd)(series, f, 1.0)  # where float32 has no fma, this step is worth its price
+    width = 512 // f.type.bits
+    if f.lanes % width == 0 and "avx512f" in k.target.features:
+        return k.by_parts(width, _scale_by_instruction, series, n)
     integers, fraction, bias = (i32, 23, 127) if single else (i64, 52, 1023)
-    top, bottom = (89.0, -104.0) if single else (710.0, -746.0)
-    high, low = (
-        (0.693359375, -2.121944400546905827679e-4)
-        if single
-        else (6.93147180369123816490e-01, 1.90821492927058770002e-10)
-    )
-    terms = 7 if single else 13
-
-    x = k.where(x < bottom, bottom, x)
-    if rest is None:
-        x = k.where(x > top, top, x)
-    magic = 1.5 * 2.0**fraction
-    shifted = k.muladd(x, 1.4426950408889634, magic)
-    n = shifted - magic
-    r = k.muladd(n, -low, k.muladd(n, -high, x))
-    if rest is not None:
-        r = r + k.where(x > bottom, rest, 0.0)
-
-    factorial = 1.0
-    for i in range(1, terms + 1):
-        factorial *= i
-    series = k.value(1 / factorial, x.type, x.lanes)
-    for i in range(terms, 1, -1):
-        factorial /= i
-        series = k.muladd(series, r, 1 / factorial)
-    series = (k.fma if single else k.muladd)(series, r, 1.0)  # where float32 has no fma, this step is worth its price
-    if x.lanes * x.type.bits == 512 and "avx512f" in k.target.features:
-        return _scale_by_instruction(k, series, n)
-    whole = k.bits(integers, shifted) - k.bits(integers, k.value(magic, x.type, x.lanes))
+    magic = k.value(_round_magic(f.type), f.type, f.lanes)
+    whole = k.bits(integers, n + magic) - k.bits(integers, magic)
     half = whole >> 1
-    powers = [k.bits(x.type, (part + bias) << fraction) for part in (half, whole - half)]
+    powers = [k.bits(f.type, (part + bias) << fraction) for part in (half, whole - half)]
     return series * powers[0] * powers[1]
 
 
@@ -169,8 +194,9 @@ def _log(k: Trace, x: Value) -> Value:
     return k.where(x > 0, result, k.where(x == 0, -float("inf"), k.where(x < 0, float("nan"), x)))
 
 
-def _scale_by_instruction(k: Trace, x: Value, n: Value) -> Value:
+def _scale_by_instruction(x: Value, n: Value) -> Value:
     """x 2^n by the one instruction that AVX-512 has for it."""
+    k = x.k
     name = "x86.avx512.mask.scalef." + ("ps.512" if x.type is f32 else "pd.512")
     every, nearest = ir.Constant(ir.IntType(x.lanes), -1), ir.IntType(32)(4)
     return Value(k, k.intrinsic(name, x.ir.type, [x.ir, n.ir, x.ir, every, nearest]), x.type, x.lanes)
@@ -186,7 +212,7 @@ def _tanh(k: Trace, x: Value) -> Value:
     """(1 - u) / (1 + u) with u = exp(-2 abs x); near 0, where 1 - u cancels, u - 1 by its own series."""
     size = k.where(x > 0, x, -x)
     argument = -2 * size
-    u = _exp(k, argument, None)
+    u = exp_of_minus_abs(x, 2.0)
     terms = 10 if x.type is f32 else 18  # enough for abs x up to 1/4
     series = k.value(1.0, x.type, x.lanes)
     for i in range(terms, 1, -1):
@@ -198,6 +224,6 @@ def _tanh(k: Trace, x: Value) -> Value:
 
 
 __all__ = [
-    "exact_difference", "exact_product", "exp", "exp_of_minus_abs", "fma", "largest", "log", "log_1p", "ready", "sqrt",
+    "exact_difference", "exp", "exp_of_minus_abs", "fma", "largest", "log", "log_1p", "ready", "sqrt",
     "tanh", "where",
 ]  # fmt: skip

@@ -270,6 +270,16 @@ class Trace:
         raw = self.builder.shuffle_vector(a.ir, other, order)
         return Value(self, raw, a.type, len(picks)) if len(picks) > 1 else self.lane(Value(self, raw, a.type, 2), 0)
 
+    def by_parts(self, lanes: int, work: Callable[..., Value], *values: Value) -> Value:
+        """What `work` makes of every `lanes` neighbouring lanes: for instructions that know one size only."""
+        whole = values[0].lanes
+        starts = range(0, whole, lanes) if whole > lanes else ()
+        parts = [work(*(self.shuffle(v, None, range(i, i + lanes)) for v in values)) for i in starts] or [work(*values)]
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            parts = [self.shuffle(a, b, range(2 * a.lanes)) for a, b in pairs]
+        return parts[0]
+
     def lane(self, x: Value, index: int) -> Value:
         """One lane as a scalar."""
         return Value(self, self.builder.extract_element(x.ir, INT32(index)), x.type)

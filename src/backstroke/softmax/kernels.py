@@ -155,9 +155,9 @@ def across(
 
 
 def exp_below(x: Any, top: Any) -> Any:
-    from ..jit.functions import exact_difference, exp_of_minus_abs
+    from ..jit.functions import exact_difference, exp
 
-    return exp_of_minus_abs(*exact_difference(x, top))
+    return exp(*exact_difference(x, top))
 
 
 def softmax(x: Any, top: Any, total: Any) -> Any:
