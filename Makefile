@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The systems that we are compared with. One of them calls itself onnxruntime, as another package does: a place apart.
 PEERS ?= .venv-peers
 
-.PHONY: demo test check bench documents clean
+.PHONY: demo test check bench documents conformance clean
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,12 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m benchmarks.documents --check
+	$(BIN)/python tests/conformance/differences.py --check
+
+# Every op of every dialect against the system it speaks for; what cannot be installed is skipped and says why.
+conformance: $(PEERS)/.made
+	-$(PEERS)/bin/python -m peers.tfjs
+	$(PEERS)/bin/python -m pytest -q -n 2 tests/conformance
 
 bench: $(PEERS)/.made
 	$(PEERS)/bin/python -m benchmarks --json bench-results.json
