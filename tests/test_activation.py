@@ -278,3 +278,12 @@ def test_large_arrays_stream_past_the_caches_and_stay_inside(monkeypatch: pytest
                     assert same_bits(op.function(dy[:50], x[:50]), out.array[:50])
     with target.using("host"):
         pass
+
+
+@every_type
+def test_quick_gelu_of_an_infinite_gradient_has_the_sign_of_the_derivative(dtype: np.dtype) -> None:
+    x = np.array([-4, -1.5, -0.5, 0, 2], dtype)
+    sign = np.array([-1, -1, 1, 1, 1])
+    for inf in (np.inf, -np.inf):
+        got = bs.quick_gelu_grad(np.full_like(x, inf), x, alpha=1.0)
+        assert np.array_equal(got.astype(np.float64), inf * sign)
