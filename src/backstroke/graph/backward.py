@@ -22,6 +22,7 @@ class Backward:
     constants: dict[str, np.ndarray]
     seeds: dict[str, str]  # tensor of the model -> the gradient that comes in
     grads: dict[str, str]  # input or weight -> its gradient
+    names: dict[str, int]  # how often each name was given, for whoever adds nodes
 
 
 def build(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Backward:
@@ -50,7 +51,7 @@ def build(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Backward:
     for name in wrt:
         graph.prefix = name
         grads[name] = _total(graph, name, parts).name
-    return Backward(_live(graph, set(grads.values())), graph.constants, seeds, grads)
+    return Backward(_live(graph, set(grads.values())), graph.constants, seeds, grads, graph.names)
 
 
 def seed(name: str) -> str:

@@ -50,7 +50,7 @@ class Differentiable:
         self, model: Any, *, of: Sequence[str], wrt: Sequence[str], training: bool = False, seed: int = 0
     ) -> None:
         given = model if isinstance(model, Model) else load(model)
-        self._of, self._wrt, self.training = _names("of", of), _names("wrt", wrt), training
+        self._of, self._wrt, self.training = names_of("of", of), names_of("wrt", wrt), training
         self._prepared = prepare(given, training=training)
         self._model = self._prepared.model
         self.random = np.random.default_rng(seed)
@@ -267,7 +267,8 @@ class Differentiable:
         return self._block
 
 
-def _names(argument: str, names: Any) -> list[str]:
+def names_of(argument: str, names: Any) -> list[str]:
+    """A name or a sequence of names, as a list."""
     return [names] if isinstance(names, str) else list(names)
 
 
@@ -289,7 +290,7 @@ def grad(model: Any, *, of: Any, wrt: Any) -> Callable[..., dict[str, np.ndarray
     gradients by name, as new arrays; `dy` may be left out where `of` is one number. Shapes may change from call to
     call. NaN and infinities pass as the ops' gradients pass them.
     """
-    plan = Differentiable(model, of=_names("of", of), wrt=_names("wrt", wrt))
+    plan = Differentiable(model, of=names_of("of", of), wrt=names_of("wrt", wrt))
 
     def g(feeds: dict[str, Any], dy: dict[str, Any] | None = None) -> dict[str, np.ndarray]:
         """The gradients at `feeds`, by name."""

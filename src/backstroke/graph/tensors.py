@@ -148,7 +148,7 @@ class Builder:
     nodes: list[GradientNode] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     prefix: str = "Gradient"
-    _names: dict[str, int] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
     _shapes: dict[str, Tensor] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ class Builder:
         """A name that nothing has yet."""
         base = f"{self.prefix}_Grad/{suffix}"
         while True:
-            count = self._names[base] = self._names.get(base, -1) + 1
+            count = self.names[base] = self.names.get(base, -1) + 1
             name = f"{base}_{count}"
             if not self.model.knows(name):
                 return name
