@@ -17,11 +17,12 @@ import numpy as np
 
 from . import machine
 from .errors import UnsupportedError
+from .graph import cli as graph_cli
 from .registry import OPS, Op, moved_bytes, results
 from .training import cli as training_cli
 
 # What adds further commands to the parser; each sets `run`, which takes what was chosen and gives the exit code.
-_OTHERS: tuple[Callable[[Any], None], ...] = (training_cli.add_commands,)
+_OTHERS: tuple[Callable[[Any], None], ...] = (training_cli.add_commands, graph_cli.add_commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

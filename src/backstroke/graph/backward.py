@@ -59,11 +59,15 @@ def seed(name: str) -> str:
     return f"{name}_grad_in"
 
 
-def trainable(model: Model, of: Sequence[str]) -> list[str]:
-    """The weights that a gradient can come to from `of`: all of float type but running statistics."""
+def trainable(model: Model, of: Sequence[str], *, inputs: bool = False) -> list[str]:
+    """The weights that a gradient can come to from `of`: all of float type but running statistics.
+
+    With `inputs`, the inputs that it can come to are in front.
+    """
     statistics = {name for node in model.nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
     on_way = _ancestors(model, of)
-    found = [name for name, w in model.weights.items() if w.dtype in FLOATS and name not in statistics]
+    found = [name for name in model.inputs if inputs and model.types.get(name, FLOATS[0]) in FLOATS]
+    found += [name for name, w in model.weights.items() if w.dtype in FLOATS and name not in statistics]
     return [name for name in found if name in on_way]
 
 

@@ -7,7 +7,7 @@ of g. So one random direction tells the error in norm of a whole gradient, howev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,14 @@ from .model import FLOATS, Model, load
 from .prepare import prepare
 
 STEP = 1e-6
+_ZERO = 1e-5  # gradients smaller than that part of the largest are 0 but for rounding
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """How far a gradient is from what finite differences tell, relative to its norm."""
+    """How far a gradient is from what finite differences tell, relative to its norm (or, where that is 0 but for
+    rounding, as of a bias in front of a normalization, to the largest gradient's)."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,8 +52,7 @@ def check_gradients(
     """
     read = model if isinstance(model, Model) else load(model)
     of = list(of or [name for name in read.outputs if read.types.get(name, FLOATS[0]) in FLOATS])
-    if wrt is None:
-        wrt = [*(n for n in read.inputs if feeds[n].dtype in FLOATS), *trainable(read, of)]
+    wrt = list(wrt or trainable(read, of, inputs=True))
     ours = Differentiable(read, of=of, wrt=wrt, training=training)
     rng = np.random.default_rng(seed)
     outputs = ours.forward(feeds)
@@ -71,8 +72,9 @@ def check_gradients(
                 y = exact.run(feeds, {**at, name: at[name] + h * v}, of)
                 sides.append(sum(float(np.vdot(y[out], dy[out].astype(np.float64))) for out in of))
             error = max(error, abs((sides[0] - sides[1]) / (2 * STEP) - float(np.vdot(g, v))))
-        found.append(Checked(name, g.shape, norm, error / norm if norm else error))
-    return found
+        found.append(Checked(name, g.shape, norm, error))
+    largest = max(checked.norm for checked in found)
+    return [replace(c, error=c.error / ((c.norm if c.norm > _ZERO * largest else largest) or 1)) for c in found]
 
 
 class DoubleModel:
