@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 # The systems that we are compared with. One of them calls itself onnxruntime, as another package does: a place apart.
 PEERS ?= .venv-peers
 
-.PHONY: demo test check bench documents conformance clean
+.PHONY: demo tour test check bench documents conformance clean
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[train]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
@@ -21,7 +21,11 @@ $(PEERS)/.made: pyproject.toml
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev,peers]"
 	touch $@
 
+# Trains a small ONNX model on handwritten digits, in seconds; no download but the packages.
 demo: $(VENV)/.demo
+	$(BIN)/backstroke demo
+
+tour: $(VENV)/.demo
 	$(BIN)/backstroke tour
 
 test: $(VENV)/.dev

@@ -138,7 +138,7 @@ def _train(chosen: argparse.Namespace) -> int:
         made = {"out": str(chosen.out), "checkpoint": str(saved), "plot": chosen.plot and str(chosen.plot)}
         print(json.dumps({**made, "steps": trainer.steps, "classes": list(data.classes)}))
     else:
-        print(curves.text(trainer.losses, title="training loss, by step"))
+        print(curves.text(trainer.losses, title="training loss, by step (logarithmic)"))
         print(f"wrote {chosen.out}" + (f" and {chosen.plot}" if chosen.plot else ""))
     return 0
 

@@ -14,8 +14,9 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a Braille
 
 
 def text(values: Sequence[float], *, title: str = "", width: int = 64, height: int = 10) -> str:
-    """A curve in Braille dots, two across and four down in a character."""
-    known = [v for v in values if math.isfinite(v)]
+    """A curve of the logarithms of positive values, in Braille dots, two across and four down in a character."""
+    logs = [math.log(v) if v > 0 and math.isfinite(v) else math.nan for v in values]
+    known = [v for v in logs if math.isfinite(v)]
     if not known:
         return f"{title}: nothing to show"
     low, high = min(known), max(known)
@@ -23,8 +24,8 @@ def text(values: Sequence[float], *, title: str = "", width: int = 64, height: i
     cells = [[0] * width for _ in range(height)]
     last = None
     for column in range(columns):
-        start = column * len(values) // columns
-        part = [v for v in values[start : max((column + 1) * len(values) // columns, start + 1)] if math.isfinite(v)]
+        start = column * len(logs) // columns
+        part = [v for v in logs[start : max((column + 1) * len(logs) // columns, start + 1)] if math.isfinite(v)]
         if not part:
             continue
         level = (sum(part) / len(part) - low) / (high - low) if high > low else 0.0
@@ -32,9 +33,10 @@ def text(values: Sequence[float], *, title: str = "", width: int = 64, height: i
         for dot in range(min(row, row if last is None else last), max(row, row if last is None else last) + 1):
             cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
         last = row
-    lines = ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
-    labels = [f"{high:.4g}", *[""] * (height - 2), f"{low:.4g}"]
-    return "\n".join([f"{'':>9} {title}", *(f"{label:>9} {line}" for label, line in zip(labels, lines, strict=True))])
+    lines = ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]
+    labels = [f"{math.exp(high):.4g}", *[""] * (height - 2), f"{math.exp(low):.4g}"]
+    rows_of_text = [f"{'':>9} {title}", *(f"{label:>9} {line}" for label, line in zip(labels, lines, strict=True))]
+    return "\n".join(line.rstrip() for line in rows_of_text)
 
 
 def picture(trainer: Trainer, path: str | os.PathLike[str]) -> None:

@@ -48,10 +48,10 @@ def load(
         return images(path, inputs, mean=mean, std=std, note=note)
     if not path.exists():
         raise ValueError(f"data: there is no {str(path)!r}; expected an .npz file or a folder of images")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"data: {str(path)!r} is neither an .npz file nor a folder; expected one of these")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
-                raise ValueError(f"data: {str(path)!r} is a single array; expected an .npz file with x and y")
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, zipfile.BadZipFile, EOFError, ValueError) as error:
         raise ValueError(f"data: {str(path)!r} cannot be read as .npz: {error}") from error
