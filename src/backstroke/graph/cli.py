@@ -28,7 +28,7 @@ def add_commands(commands: Any) -> None:
     check = commands.add_parser(
         "check",
         help="check every gradient of an ONNX model against finite differences",
-        description="Check every gradient of an ONNX model against finite differences in float64, by random directions. "
+        description="Check every gradient of an ONNX model against finite differences in float64, along random ways. "
         "The exit code is 1 where one is wrong.",
     )
     check.set_defaults(run=_check)
@@ -43,9 +43,7 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--of", metavar="NAMES", help="outputs, with commas between (default: all)")
     parser.add_argument("--wrt", metavar="NAMES", help="inputs and weights, with commas between (default: all)")
     parser.add_argument("--feeds", type=Path, metavar="NPZ", help="the inputs by name (default: random numbers)")
-    parser.add_argument(
-        "--batch-size", type=int, default=2, help="what symbolic sizes of random inputs are (default: 2)"
-    )
+    parser.add_argument("--batch-size", type=int, default=2, help="symbolic sizes of random inputs (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
     parser.add_argument("--json", action="store_true", help="for machines")
 
@@ -68,9 +66,8 @@ def _grad(chosen: argparse.Namespace) -> int:
     if chosen.out is not None:
         with chosen.out.open("wb") as file:
             np.savez(file, **grads)  # type: ignore[arg-type]
-    rows = [
-        {"name": n, "shape": list(g.shape), "norm": float(np.linalg.norm(g.astype(float)))} for n, g in grads.items()
-    ]
+    norms = {name: float(np.linalg.norm(gradient.astype(float))) for name, gradient in grads.items()}
+    rows = [{"name": name, "shape": list(grads[name].shape), "norm": norm} for name, norm in norms.items()]
     _show(chosen, rows, lambda row: f"{row['name']:44}{_shape(row['shape']):>20}{row['norm']:14.6g}")
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -269,7 +269,11 @@ class Differentiable:
 
 def names_of(argument: str, names: Any) -> list[str]:
     """A name or a sequence of names, as a list."""
-    return [names] if isinstance(names, str) else list(names)
+    if isinstance(names, str):
+        return [names]
+    if not isinstance(names, Iterable):
+        raise TypeError(f"{argument} is a {type(names).__name__}; expected a name or a sequence of names")
+    return list(names)
 
 
 def _known(model: Model, live: set[str]) -> set[str]:
