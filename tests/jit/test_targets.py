@@ -159,7 +159,7 @@ def test_every_kernel_becomes_an_object_for_other_machines(triple: str, recipes:
     assert {True, False} == {c["stream"] for *_, c in recipes if "stream" in c}
     for build, params, returns, wrap, constants in recipes:
         text = compiler._trace("kernel", goal, build, params, returns, wrap, constants)
-        with compiler._optimised(goal, text) as (machine, module):
+        with compiler._optimised(goal, text, wrap) as (machine, module):
             image = machine.emit_object(module)
         assert image[:6] == b"\x7fELF\x02\x01"
         kind, number = struct.unpack_from("<HH", image, 16)

@@ -101,7 +101,8 @@ def quick_gelu_grad(dy: Any, x: Any, *, alpha: float = 1.702, out: Any = None) -
     """Gradient of `y = x * sigmoid(alpha * x)`: `dx = dy * s * (1 + alpha * x * (1 - s))`, `s = sigmoid(alpha * x)`.
 
     At x = 0 it is dy / 2. Infinite x gives NaN, as the formula does (inf * 0); finite x never does for finite dy,
-    however large, unless alpha * x or 1.5 * alpha overflows. Infinite dy gives an infinity, or NaN where s is 0 or 1.
+    however large, unless alpha * x or 1.5 * alpha overflows. Infinite dy gives an infinity, or NaN where the derivative
+    is 0.
     """
     return _quick_gelu_grad(dy, x, out, alpha if type(alpha) is float else arrays.number("alpha", alpha))
 

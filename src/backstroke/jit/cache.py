@@ -15,6 +15,8 @@ import struct
 import tempfile
 from pathlib import Path
 
+import platformdirs
+
 _MAGIC = b"BSTROKE1"
 _HEADER = struct.Struct("<8s32sQ32s")
 _LARGEST = 64 << 20
@@ -28,8 +30,6 @@ def folder() -> Path | None:
     chosen = os.environ.get("BACKSTROKE_CACHE_DIR")
     if chosen is not None:
         return Path(chosen) if chosen else None
-    import platformdirs
-
     return Path(platformdirs.user_cache_dir("backstroke", appauthor=False))
 
 

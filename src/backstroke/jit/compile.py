@@ -59,7 +59,8 @@ def function(
     """The compiled form of `build(k, *params, **constants)`, made at most once for each target.
 
     With `wrap` the machine code is a kernel, `void (arguments*, piece)`: `build(k, piece, *params)` does one piece of
-    the work, and its arguments lie in memory, eight bytes each, as `pack` lays them.
+    the work, and its arguments lie in memory, eight bytes each, as `pack` lays them. What is no kernel is the engine's
+    own code, a few hundred instructions that run once in a call; it is compiled ten times as fast, hardly optimised.
     """
     options = ((word, _exactly(value)) for word, value in sorted(constants.items()))
     key = (build, params, returns, wrap, *options, current())
@@ -86,7 +87,7 @@ def emit_assembly(
     target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any
 ) -> str:
     """The assembly of a kernel, for any target that LLVM knows."""
-    with _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants)) as (machine, module):
+    with _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants), wrap) as (machine, module):
         return str(machine.emit_assembly(module))
 
 
@@ -94,7 +95,7 @@ def emit_object(
     target: Target, build: Callable[..., None], *params: Param, wrap: bool = True, **constants: Any
 ) -> bytes:
     """The object code of a kernel, for any target that LLVM knows."""
-    with _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants)) as (machine, module):
+    with _optimised(target, emit_ir(target, build, *params, wrap=wrap, **constants), wrap) as (machine, module):
         return bytes(machine.emit_object(module))
 
 
@@ -116,7 +117,7 @@ def _make(
     from_cache = image is not None
     if image is None:
         text = text or _trace(name, goal, build, params, returns, wrap, constants)
-        with _optimised(goal, text) as (machine, module):
+        with _optimised(goal, text, wrap) as (machine, module):
             image = bytes(machine.emit_object(module))
         cache.write(key, image)
     address = _load(image, name, key)
@@ -152,9 +153,21 @@ def _fingerprinted(function: Callable[..., Any]) -> bool:
 def _fingerprint() -> str:
     """The sources that kernels are traced by, and the versions of what compiles them."""
     digest = hashlib.sha256(f"{llvmlite.__version__} {llvm.llvm_version_info}".encode())
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
+    for name, path in _sources(str(_PACKAGE), ""):
+        with open(path, "rb", buffering=0) as file:
+            digest.update(name.encode() + b"\0" + file.read())
     return digest.hexdigest()
+
+
+def _sources(folder: str, name: str) -> Iterator[tuple[str, str]]:
+    """The package's files of Python, in one order everywhere; every process asks, so nothing slower than this."""
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir() and entry.name != "__pycache__":
+            yield from _sources(entry.path, f"{name}{entry.name}/")
+        elif entry.name.endswith(".py"):
+            yield name + entry.name, entry.path
 
 
 def _trace(
@@ -179,13 +192,13 @@ def _trace(
 
 
 @contextmanager
-def _optimised(target: Target, text: str) -> Iterator[tuple[llvm.TargetMachine, llvm.ModuleRef]]:
+def _optimised(target: Target, text: str, fully: bool = True) -> Iterator[tuple[llvm.TargetMachine, llvm.ModuleRef]]:
     """The machine and the optimised module, for a while.
 
     They are closed here, the module before its context: a garbage collector that finds both in a cycle (with the
     frames of an exception, say) keeps no order, and a module that outlives its context ends the process.
     """
-    with _lock, llvm.create_context() as context, target.machine() as machine:
+    with _lock, llvm.create_context() as context, target.machine(3 if fully else 0) as machine:
         try:
             module = llvm.parse_assembly(text, context)
         except RuntimeError as error:
@@ -198,7 +211,9 @@ def _optimised(target: Target, text: str) -> Iterator[tuple[llvm.TargetMachine, 
             options = llvm.create_pipeline_tuning_options(3)
             options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
             with options, llvm.create_pass_builder(machine, options) as builder:
-                with builder.getModulePassManager() as passes:
+                with builder.getModulePassManager() if fully else llvm.create_new_module_pass_manager() as passes:
+                    if not fully:
+                        passes.add_sroa_pass()  # variables into registers: the rest is as it was written
                     passes.run(module, builder)
                 yield machine, module
 

@@ -84,10 +84,10 @@ class Target:
         """The features as LLVM takes them."""
         return ",".join([f"+{name}" for name in sorted(self.features)] + [f"-{name}" for name in sorted(self.lacks)])
 
-    def machine(self) -> llvm.TargetMachine:
-        """LLVM's machine for this target."""
+    def machine(self, effort: int = 3) -> llvm.TargetMachine:
+        """LLVM's machine for this target; with an effort of 0 it is quick, and its code is not."""
         return llvm.Target.from_triple(self.triple).create_target_machine(
-            cpu=self.cpu, features=self.flags, opt=3, reloc="pic", codemodel="small"
+            cpu=self.cpu, features=self.flags, opt=effort, reloc="pic", codemodel="small"
         )
 
 
