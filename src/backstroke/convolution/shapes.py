@@ -74,15 +74,17 @@ def shapes_of(
     return shapes_with(geometry, x, w, group=group, layout=layout)
 
 
-def shapes_with(geometry: Geometry, x: Sequence[int], w: Sequence[int], *, group: int, layout: str) -> Shapes:
-    """As `shapes_of`, where the windows are known already."""
+def shapes_with(
+    geometry: Geometry,
+    x: Sequence[int],
+    w: Sequence[int],
+    *,
+    group: int,
+    layout: str,
+    names: tuple[str, str] = ("x", "w"),
+) -> Shapes:
+    """As `shapes_of`, where the windows over x are known already. `names` is what errors call the two."""
     x, w = tuple(x), tuple(w)
-    axes, kernel_axes = _axes(x, w, layout)
-    sizes = tuple(x[axis] for axis in axes)
-    if sizes != geometry.input_size:
-        raise ValueError(f"x: spatial size {sizes} given, expected {geometry.input_size}")
-    if (kernel := _kernel(w, kernel_axes)) != geometry.kernel:
-        raise ValueError(f"w: spatial size {kernel} given, expected {geometry.kernel}")
     if isinstance(group, bool) or not hasattr(group, "__index__"):
         raise TypeError(f"group: {group!r} given, expected an integer >= 1")
     if (count := group.__index__()) < 1:
@@ -90,12 +92,14 @@ def shapes_with(geometry: Geometry, x: Sequence[int], w: Sequence[int], *, group
     channels, per_group = (x[1], w[1]) if layout == "NCX" else (x[-1], w[-2])
     if channels != per_group * count:
         raise ValueError(
-            f"w: shape {w} given, {per_group} input channels in each of {count} groups,"
-            f" expected group * that = {channels} as in x of shape {x}"
+            f"{names[1]}: shape {w} given, {per_group} input channels in each of {count} groups,"
+            f" expected {channels} together, as in {names[0]} of shape {x}"
         )
     shapes = Shapes(geometry, count, layout, x, w)
     if shapes.outputs % count:
-        raise ValueError(f"w: shape {w} given, {shapes.outputs} output channels, expected a multiple of {count} groups")
+        raise ValueError(
+            f"{names[1]}: shape {w} given, {shapes.outputs} output channels, expected a multiple of the {count} groups"
+        )
     geometry.require_int64()
     return shapes
 

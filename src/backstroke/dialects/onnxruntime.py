@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import activation, arrays, pooling, softmax
+from .. import activation, arrays, convolution, pooling, softmax
 from ..geometry import integers
 from .table import Attribute, Kernel, find
 
@@ -24,7 +24,7 @@ MICROSOFT, ONNX = "com.microsoft", ""
 class Request:
     """What a call asks for besides inputs and attributes."""
 
-    outputs: int
+    wanted: tuple[bool, ...]
     output_shapes: Sequence[Sequence[int] | None] | None
 
 
@@ -34,19 +34,29 @@ def run(
     attributes: Mapping[str, Any] | None = None,
     *,
     domain: str = MICROSOFT,
-    outputs: int = 1,
+    outputs: int | Sequence[str] = 1,
     output_shapes: Sequence[Sequence[int] | None] | None = None,
 ) -> list[Any]:
     """Run one node and return its outputs.
 
     `output_shapes` stands for the static shapes that the model would carry, for ops that need one; its first number,
-    the batch, may be None or a name. `outputs` is how many outputs the node has.
+    the batch, may be None or a name. `outputs` is how many outputs the node has, or their names: of one without a name,
+    "", nothing is computed, and it comes back as None.
     """
     kernel = find(_KERNELS, "ONNX Runtime", op, domain)
-    if not isinstance(outputs, int) or not 1 <= outputs <= kernel.outputs:
-        raise ValueError(f"outputs is {outputs!r}; {op} has 1 to {kernel.outputs}")
+    wanted = _wanted(outputs)
+    if not 1 <= len(wanted) <= kernel.outputs or not any(wanted):
+        raise ValueError(f"outputs is {outputs!r}; {op} has 1 to {kernel.outputs}, and one at least must be wanted")
     given = kernel.checked_inputs(inputs)
-    return kernel.call(given, kernel.checked_attributes(attributes or {}), Request(outputs, output_shapes))
+    return kernel.call(given, kernel.checked_attributes(attributes or {}), Request(wanted, output_shapes))
+
+
+def _wanted(outputs: Any) -> tuple[bool, ...]:
+    if isinstance(outputs, (list, tuple)) and all(isinstance(name, str) for name in outputs):
+        return tuple(name != "" for name in outputs)
+    if isinstance(outputs, bool) or not isinstance(outputs, int):
+        raise TypeError(f"outputs is {outputs!r}; expected a number, or a list of names")
+    return (True,) * min(outputs, 99)
 
 
 def kernels() -> tuple[Kernel, ...]:
@@ -114,30 +124,58 @@ def _row_major(indices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def _average_pool_grad(inputs: list[Any], attributes: dict[str, Any], request: Request) -> list[Any]:
     dy = arrays.floating("dY", inputs[0])
-    kernel, pads, strides = (attributes[name] for name in ("kernel_shape", "pads", "strides"))
+    kernel, strides = attributes["kernel_shape"], attributes["strides"]
     rank = len(kernel)
     shape = _static_shape(request)
     if shape[0] is None:
         shape = (*dy.shape[:1], *shape[1:])
     if len(shape) != rank + 2:
         raise ValueError(f"output_shapes[0] is {shape}; expected {rank + 2} numbers for kernel_shape {kernel}")
-    if pads and len(pads) != 2 * rank:
-        raise ValueError(f"attribute pads is {pads}; expected {2 * rank} numbers, the begins before the ends")
-    auto_pad = _AUTO_PADS.get(attributes["auto_pad"])
-    if auto_pad is None:
-        raise ValueError(f"attribute auto_pad is {attributes['auto_pad']!r}; expected one of {', '.join(_AUTO_PADS)}")
+    pairs, auto_pad = _pads(attributes, rank)
     dx = pooling.avg_pool_grad(
         dy,
         shape,
         kernel,
         strides=strides or 1,
-        pads=tuple(zip(pads[:rank], pads[rank:], strict=True)) if pads else 0,
+        pads=pairs,
         dilations=attributes["dilations"] or 1,
         auto_pad=auto_pad,
         ceil_mode=bool(attributes["ceil_mode"]),
         count_include_pad=bool(attributes["count_include_pad"]),
     )
     return [arrays.give(dx, None, inputs[0])]
+
+
+def _conv_grad(inputs: list[Any], attributes: dict[str, Any], request: Request) -> list[Any]:
+    _, x, w = (arrays.floating(name, a) for name, a in zip(("dY", "X", "W"), inputs, strict=True))
+    rank, kernel = x.ndim - 2, attributes["kernel_shape"]
+    if kernel and kernel != w.shape[2:]:
+        raise ValueError(f"attribute kernel_shape is {kernel}; expected the size of W of shape {w.shape}")
+    pairs, auto_pad = _pads(attributes, rank)
+    if attributes["pads"] and auto_pad != "none":
+        raise ValueError(f"attributes pads and auto_pad are both given: {attributes['pads']}, {attributes['auto_pad']}")
+    grads = convolution.conv_grad(
+        inputs[0],
+        x,
+        w,
+        strides=attributes["strides"] or 1,
+        pads=pairs,
+        dilations=attributes["dilations"] or 1,
+        group=attributes["group"],
+        auto_pad=auto_pad,
+        wrt=tuple(name for name, wanted in zip("xwb", request.wanted, strict=False) if wanted),
+    )
+    return list(grads[: len(request.wanted)])
+
+
+def _pads(attributes: dict[str, Any], rank: int) -> tuple[Any, str]:
+    """The pads as pairs, and auto_pad as we spell it."""
+    pads, auto_pad = attributes["pads"], _AUTO_PADS.get(attributes["auto_pad"])
+    if pads and len(pads) != 2 * rank:
+        raise ValueError(f"attribute pads is {pads}; expected {2 * rank} numbers, the begins before the ends")
+    if auto_pad is None:
+        raise ValueError(f"attribute auto_pad is {attributes['auto_pad']!r}; expected one of {', '.join(_AUTO_PADS)}")
+    return tuple(zip(pads[:rank], pads[rank:], strict=True)) if pads else 0, auto_pad
 
 
 def _static_shape(request: Request) -> tuple[Any, ...]:
@@ -157,13 +195,14 @@ _AXIS, _OLD_AXIS = Attribute("axis", "INT", -1), Attribute("axis", "INT", 1)
 _X, _Y = ("dY", "X"), ("dY", "Y")
 # The gradient builder copies all of the forward node's attributes; those that ONNX Runtime passes over count here.
 # An empty list is the default: ones, or zeros for the pads.
-_POOL = (
+_WINDOW = (
     Attribute("strides", "INTS", ()),
     Attribute("pads", "INTS", ()),
     Attribute("auto_pad", "STRING", "NOTSET"),
-    Attribute("ceil_mode", "INT", 0),
     Attribute("dilations", "INTS", ()),
 )
+_POOL = (*_WINDOW, Attribute("ceil_mode", "INT", 0))
+_CONV = (Attribute("kernel_shape", "INTS", ()), *_WINDOW, Attribute("group", "INT", 1))
 _MAX_POOL = (Attribute("kernel_shape", "INTS", ()), *_POOL, Attribute("storage_order", "INT", 0))
 _AVERAGE_POOL = (Attribute("kernel_shape", "INTS"), *_POOL, Attribute("count_include_pad", "INT", 0))
 
@@ -179,6 +218,7 @@ _KERNELS = (
     Kernel("LogSoftmaxGrad_13", MICROSOFT, 1, _X, (_AXIS,), _along_axis(softmax.log_softmax_grad)),
     Kernel("MaxPoolGrad", ONNX, 9, ("dY", "Indices"), _MAX_POOL, _max_pool_grad, open=True),
     Kernel("AveragePoolGrad", ONNX, 9, ("dY",), _AVERAGE_POOL, _average_pool_grad, open=True),
+    Kernel("ConvGrad", MICROSOFT, 1, ("dY", "X", "W"), _CONV, _conv_grad, outputs=3, open=True),
 )
 
 __all__ = ["kernels", "run"]
