@@ -31,7 +31,7 @@ def equal(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16])
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16])
 def test_recorded_cases(case: Recorded, dtype: Any) -> None:
     dy, x, w, _ = case.problem.whole(dtype, most=2)
     assert dy.shape == case.dy
@@ -172,7 +172,7 @@ def formatted(w: np.ndarray, p: Problem, weights_format: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("weights_format", ["XIO", "OIX"])
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=10)
 @given(p=problems())
 def test_the_three_ops_are_the_twins(p: Problem, weights_format: str) -> None:
     dy, x, w, b = p.whole(np.float32, most=2)

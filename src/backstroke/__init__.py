@@ -10,6 +10,7 @@ from typing import Any
 
 from . import reference
 from .activation import leaky_relu_grad, quick_gelu_grad, relu_grad, sigmoid_grad, tanh_grad
+from .convolution import ConvGrads, conv, conv_grad, plan
 from .errors import UnsupportedError
 from .machine import empty_cache, get_num_threads, info, set_memory_limit, set_num_threads
 from .pooling import (
@@ -44,12 +45,15 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "AdamW",
+    "ConvGrads",
     "SGD",
     "Trainer",
     "UnsupportedError",
     "__version__",
     "avg_pool",
     "avg_pool_grad",
+    "conv",
+    "conv_grad",
     "empty_cache",
     "get_num_threads",
     "global_avg_pool_grad",
@@ -61,6 +65,7 @@ __all__ = [
     "max_pool",
     "max_pool_grad",
     "max_pool_grad_from_input",
+    "plan",
     "quick_gelu_grad",
     "reference",
     "relu_grad",

@@ -209,10 +209,6 @@ _CONVOLUTION: dict[str, Any] = {
     "small": Example((2, 6, 19, 23), {"outputs": 8, "kernel": (3, 2), "group": 2, "strides": 2, "pads": 1}),
     "large": Example((8, 64, 56, 56), {"outputs": 64, "kernel": (3, 3), "pads": 1}),
 }
-CONVOLUTION = (
-    Op(conv, sampler=_input_and_weights, **_CONVOLUTION),
-    Op(conv_grad, sampler=_gradient_input_and_weights, **_CONVOLUTION),
-)
 OPS = (
     Op(relu_grad, sampler=alike(dy=normal, x=normal), ulp=0, **_ALIKE),
     Op(leaky_relu_grad, sampler=alike(dy=normal, y=normal), ulp=2, **_ALIKE),
@@ -227,4 +223,6 @@ OPS = (
     Op(avg_pool, sampler=_input_and_kernel, **_POOLING),
     Op(avg_pool_grad, sampler=_output_and_shape, **_POOLING),
     Op(global_avg_pool_grad, sampler=_means_and_shape, **_PLANES),
+    Op(conv, sampler=_input_and_weights, **_CONVOLUTION),
+    Op(conv_grad, sampler=_gradient_input_and_weights, **_CONVOLUTION),
 )

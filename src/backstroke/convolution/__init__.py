@@ -11,7 +11,6 @@ their arguments can; the dialects use them.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 
 from .. import arrays
 from ..geometry import Geometry, integers
+from . import plans
 from .shapes import Axes, ConvGrads, Pads, Shapes, shapes_of
 
 
@@ -39,8 +39,8 @@ def conv(
     """Convolution: `y[m, o] = b[m] + sum(w[m, c, t] * x[c, o * stride - pad + t * dilation])` over c and t.
 
     Channels are in `group` groups that do not see each other; b, of shape [C_out], may be None. Padding is zeros. What
-    is NaN or infinite spoils the sums that it is in; a NaN or an infinity in w may spoil windows that hang over the
-    padding as well, zero times infinity being NaN.
+    is NaN or infinite spoils the sums that it is in. In w it may spoil windows that hang over the padding as well, for
+    zero times infinity is NaN.
     """
     values, weights = arrays.floating("x", x), arrays.floating("w", w)
     shapes = shapes_of(values.shape, weights.shape, strides, pads, dilations, group, auto_pad, layout)
@@ -65,8 +65,8 @@ def conv_grad(
 
     `wrt` names what is computed, "x", "w" and "b" in any order; the others are None and cost nothing. `out` is an array
     where `wrt` names one, else a tuple in the order of `wrt`; a None in it is made anew. dx is 0 where no window looks.
-    What is NaN or infinite in dy, x or w spoils the sums that it is in, and may spoil those in which it meets padding,
-    zero times infinity being NaN; db sees dy alone.
+    What is NaN or infinite in dy, x or w spoils the sums that it is in. What lies outside counts as zeros: in sums at
+    the borders zero times infinity may make NaN as well. db sees dy alone.
     """
     values, weights = arrays.floating("x", x), arrays.floating("w", w)
     shapes = shapes_of(values.shape, weights.shape, strides, pads, dilations, group, auto_pad, layout)
@@ -85,7 +85,7 @@ def plan(
     auto_pad: str = "none",
     layout: str = "NCX",
     dtype: Any = "float32",
-) -> Any:
+) -> plans.Plan:
     """How `conv` or `conv_grad` (`op`) would compute arrays of these shapes: which algorithms, and why.
 
     The answer is made to be printed. Nothing is computed, and there is nothing to say of empty arrays.
@@ -97,7 +97,7 @@ def plan(
     shapes = shapes_of(x, w, strides, pads, dilations, group, auto_pad, layout)
     if 0 in shapes.x or 0 in shapes.w:
         raise ValueError(f"x_shape, w_shape: {shapes.x} and {shapes.w} given, expected no empty arrays")
-    return _plans().explain(shapes.x, shapes.w, shapes.geometry, shapes.group, shapes.layout, kind)
+    return plans.explain(shapes.x, shapes.w, shapes.geometry, shapes.group, shapes.layout, kind)
 
 
 # ---- by shapes ------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def products(x: Any, w: Any, b: Any, shapes: Shapes, *, out: Any = None) -> Any:
     y = arrays.result(out, shapes.y, values.dtype, inputs)
     bias = inputs.get("b")
     if values.size and weights.size:
-        _plans().forward(values, weights, bias, shapes.geometry, shapes.group, shapes.layout, y)
+        plans.forward(values, weights, bias, shapes.geometry, shapes.group, shapes.layout, y)
     else:  # no sums, or empty ones
         y[...] = 0 if bias is None else _along_channels(bias, shapes)
     return arrays.give(y, out, x)
@@ -153,7 +153,7 @@ def _write(
 ) -> None:
     """Write what is not None. The kernels need not know of empty arrays."""
     if dy.size and x.size and w.size:
-        _plans().gradients(dy, x, w, shapes.geometry, shapes.group, shapes.layout, dx, dw, db)
+        plans.gradients(dy, x, w, shapes.geometry, shapes.group, shapes.layout, dx, dw, db)
         return
     for result in (dx, dw, db):
         if result is not None:
@@ -167,11 +167,7 @@ def _write(
         else:
             x_shape, w_shape = (dy.shape[0], *sizes, 1), (*ones, 1, db.size)
         x, w = np.broadcast_to(nothing, x_shape), np.broadcast_to(nothing, w_shape)
-        _plans().gradients(dy, x, w, geometry, 1, shapes.layout, None, None, db)
-
-
-def _plans() -> Any:
-    return importlib.import_module(".plans", __package__)
+        plans.gradients(dy, x, w, geometry, 1, shapes.layout, None, None, db)
 
 
 def _along_channels(b: np.ndarray, shapes: Shapes) -> np.ndarray:
