@@ -64,6 +64,22 @@ def test_gradcheck_of_pooling(name: str, shape: tuple[int, ...], kernel: Any, op
     )
 
 
+CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 3, 9), (4, 3, 3), {}),
+    ((2, 4, 6, 5), (6, 2, 3, 2), {"strides": (2, 1), "pads": ((1, 0), (0, 1)), "group": 2}),
+    ((1, 6, 5, 3), (2, 2, 3, 4), {"auto_pad": "same_upper", "layout": "NXC"}),
+    ((1, 2, 4, 5, 4), (3, 2, 2, 2, 2), {"dilations": 2}),
+]
+
+
+@pytest.mark.parametrize(("x", "w", "options"), CONVS)
+def test_gradcheck_of_convolution(x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any]) -> None:
+    outputs = w[-1] if options.get("layout") == "NXC" else w[0]
+    tensors = [tensor(*shape, seed=seed, requires_grad=True) for seed, shape in enumerate((x, w, (outputs,)))]
+    assert torch.autograd.gradcheck(lambda x, w, b: bst.conv(x, w, b, **options), tensors)
+    assert torch.autograd.gradcheck(lambda w: bst.conv(tensors[0].detach(), w, **options), tensors[1:2])
+
+
 @one_tensor
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_every_type_goes_through(name: str, dtype: str) -> None:

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import activation, pooling
+from . import activation, convolution, pooling
 from . import softmax as _softmax
 
 try:
@@ -100,6 +100,28 @@ class _AvgPool(torch.autograd.Function):
         return pooling.avg_pool_grad(dy.detach(), ctx.input_shape, ctx.kernel, **ctx.options), None, None
 
 
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, b: Any, options: dict[str, Any]) -> Any:
+        ctx.options = options
+        ctx.save_for_backward(x, w)
+        return convolution.conv(x.detach(), w.detach(), None if b is None else b.detach(), **options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Any) -> tuple[Any, Any, Any, None]:
+        x, w = ctx.saved_tensors
+        wrt = [name for name, needed in zip("xwb", ctx.needs_input_grad, strict=False) if needed]
+        return (*convolution.conv_grad(dy.detach(), x.detach(), w.detach(), wrt=wrt, **ctx.options), None)
+
+
+def conv(x: Any, w: Any, b: Any = None, **options: Any) -> Any:
+    """Convolution: `backstroke.conv`, with its options but for `out`. Only gradients asked for are computed."""
+    if b is not None:
+        _tensor("b", b)
+    return _Conv.apply(_tensor("x", x), _tensor("w", w), b, _allowed(options, convolution.conv))
+
+
 def max_pool(x: Any, kernel: int | Sequence[int], **options: Any) -> Any:
     """The maximum of each window: `backstroke.max_pool`, with its options but for `return_indices` and `out`."""
     return _MaxPool.apply(_tensor("x", x), kernel, _allowed(options, pooling.max_pool, "return_indices"))
@@ -120,6 +142,7 @@ def _allowed(options: dict[str, Any], function: Callable[..., Any], *without: st
 
 __all__ = [
     "avg_pool",
+    "conv",
     "leaky_relu",
     "log_softmax",
     "max_pool",
