@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The systems that we are compared with. One of them calls itself onnxruntime, as another package does: a place apart.
 PEERS ?= .venv-peers
 
-.PHONY: demo tour test check bench documents conformance clean
+.PHONY: demo tour test check bench documents conformance robustness clean
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,12 @@ check: $(VENV)/.dev
 conformance: $(PEERS)/.made
 	-$(PEERS)/bin/python -m peers.tfjs
 	$(PEERS)/bin/python -m pytest -q -n 2 tests/conformance
+
+# The long way: ROBUSTNESS_SECONDS of random calls, five minutes of eight threads, every kernel under valgrind.
+robustness: $(VENV)/.dev
+	ROBUSTNESS_SECONDS=$${ROBUSTNESS_SECONDS:-1200} $(BIN)/python -m pytest -q tests/robustness
+	$(BIN)/python tests/robustness/soak.py --seconds 300
+	$(BIN)/python tests/robustness/memcheck.py
 
 bench: $(PEERS)/.made
 	$(PEERS)/bin/python -m benchmarks --json bench-results.json
