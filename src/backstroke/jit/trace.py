@@ -203,9 +203,13 @@ class Trace:
         return Value(self, self.builder.zext(x.ir, shaped(type, x.lanes)), type, x.lanes)
 
     def opaque(self, x: Value) -> Value:
-        """The same vector, of which LLVM no longer knows where it came from (x86 with AVX-512)."""
+        """The same vector, of which LLVM no longer knows where it came from (on x86 and AArch64)."""
+        register = {"x86_64": "v" if self.target.vector_bytes == 64 else "x", "aarch64": "w"}.get(self.target.arch)
+        if register is None:
+            return x
         kind = x.ir.type
-        return Value(self, self.builder.asm(ir.FunctionType(kind, [kind]), "", "=v,0", [x.ir], False), x.type, x.lanes)
+        raw = self.builder.asm(ir.FunctionType(kind, [kind]), "", f"={register},0", [x.ir], False)
+        return Value(self, raw, x.type, x.lanes)
 
     def shift_right(self, x: Value, by: int) -> Value:
         """A logical shift: zeros come in from the left."""
@@ -463,6 +467,11 @@ class Trace:
         self.builder.position_at_start(self.builder.block)
 
     # ---- memory as other threads and other programs see it ----------------------------------------------------------
+
+    def prefetch(self, p: Pointer, *, write: bool = False) -> None:
+        """Ask for the cache line at an address, which need not be one of ours."""
+        arguments = [p.ir, INT32(int(write)), INT32(3), INT32(1)]
+        self.intrinsic("prefetch", ir.VoidType(), arguments, suffix=[ir.PointerType()])
 
     def dereference(self, address: Value, type: Type) -> Pointer:
         """The array at an address."""

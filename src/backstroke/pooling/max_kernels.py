@@ -20,7 +20,9 @@ from .mean_kernels import MOST_STRIDES, MOST_TAPS, channel_tiles, count_of, taps
 if TYPE_CHECKING:
     from ..jit.trace import Lanes, Pointer, Trace, Value
 
-CHUNK = 512  # gradients whose indices are summed up by their least and largest
+CHUNK = 128  # gradients whose indices are summed up by their least and largest
+BLOCK = 16  # of them are one cache line of float32
+AHEAD = 512  # so far ahead they are asked for
 INFINITY = float("inf")
 
 
@@ -70,20 +72,54 @@ def assign(
 def scatter(
     k: Trace, piece: Value, dy: Pointer, indices: Pointer, dx: Pointer, status: Pointer, size: Value, dx_size: Value,
     chunks: Value, segments: Value, ranges: Pointer, spans: Pointer, flags: Pointer, slots: Value, memory: Pointer, *,
-    segment: int, type: Type, sums: Type, stream: bool,
+    segment: int, direct: bool, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
-    """dX, a segment a piece: the chunks that reach into it are walked in order."""
+    """dX, a segment a piece: the chunks that reach into it are walked in order. With `direct` dX is added up where it
+    lies, otherwise in scratch memory."""
     first = piece * segment
     count = k.least(segment, dx_size - first)
-    with k.borrowed(flags, slots, memory, segment + PADDING) as totals:
+
+    def fill(totals: Pointer) -> None:
         _clear(k, totals, count, sums)
         for chunk in k.range(spans[2 * piece], spans[2 * piece + 1] + 1):
             with k.when((ranges[2 * chunk] < first + count) & (ranges[2 * chunk + 1] >= first)):
                 start = chunk * CHUNK
-                for at in k.unrolled(start, k.least(start + CHUNK, size), 4):
-                    place = _inside(k, indices[at] - first, count)
-                    totals[place] = totals[place] + k.to(sums, dy[at])
+                _add_chunk(k, totals, dy.at(start), indices.at(start), k.least(CHUNK, size - start), first, count)
+
+    if direct:
+        fill(dx.at(first))
+        return
+    with k.borrowed(flags, slots, memory, segment + PADDING) as totals:
+        fill(totals)
         _deliver(k, totals, dx.at(first), count, type, sums, stream)
+
+
+def _add_chunk(
+    k: Trace, totals: Pointer, dy: Pointer, indices: Pointer, size: Value, first: Value, count: Value
+) -> None:
+    """Add a chunk of gradients where its indices say, if that is in this segment.
+
+    Between two segments nothing is read for a while, so that the hardware's own prefetching is not enough.
+    """
+    nowhere = k.stack(totals.type, 1)
+
+    def add(at: Value) -> None:
+        place = indices[at] - first
+        there = totals.address + place * totals.type.bytes
+        spot = k.dereference(k.where(k.below(place, count), there, nowhere.address), totals.type)
+        spot[0] = spot[0] + k.to(totals.type, dy[at])
+
+    whole = size == CHUNK
+    with k.when(whole):
+        for block in k.range(0, CHUNK, BLOCK):
+            for i in range(0, BLOCK, 8):
+                k.prefetch(indices.at(block + (AHEAD + i)))
+            k.prefetch(dy.at(block + AHEAD))
+            for i in range(BLOCK):
+                add(block + i)
+    with k.when(k.no(whole)):
+        for at in k.range(size):
+            add(at)
 
 
 PADDING = 64  # elements behind a segment's scratch memory; the first of them takes what falls outside
@@ -96,8 +132,10 @@ def _inside(k: Trace, place: Value, count: Value) -> Value:
 
 def _clear(k: Trace, totals: Pointer, count: Value, sums: Type) -> None:
     lanes = k.target.lanes(sums)
-    for at in k.vectors(0, (count + lanes) // lanes * lanes, lanes=lanes, unroll=4):
-        totals[at] = k.value(0.0, sums, lanes)
+    # LLVM would call the C library for zeros that it sees, and that may put them past the caches.
+    zeros = k.opaque(k.value(0.0, sums, lanes))
+    for at in k.vectors(count, lanes=lanes, unroll=4):
+        totals[at] = zeros
 
 
 def _deliver(k: Trace, totals: Pointer, dx: Pointer, count: Value, type: Type, sums: Type, stream: bool) -> None:

@@ -23,6 +23,7 @@ from ..jit.types import Param, Type, f32, f64, i32, i64, pointer, scalar
 from . import max_kernels, mean_kernels
 
 SEGMENT = 32768  # elements of dX that are worked on at a time
+LEAST_PIECES = 16  # where the tensor has so many planes or images
 AT_ONCE = 16384  # elements that are not worth waking anybody for
 _SLOTS = 64  # threads that may work in scratch memory at once; more wait for each other
 _DTYPES: dict[Type, np.dtype] = {f32: np.dtype(np.float32), f64: np.dtype(np.float64), i32: np.dtype(np.int32)}
@@ -149,11 +150,14 @@ def _is_large(shape: Shape, dtype: np.dtype) -> bool:
     return math.prod(shape) * dtype.itemsize > memory.large_output(inputs=1)
 
 
-def _step(build: Any, params: Any, pieces: int, *, row: int, large: bool, dtype: np.dtype, **constants: Any) -> Step:
-    """A kernel, and for large outputs with whole vectors in a row another that streams."""
+def _step(
+    build: Any, params: Any, pieces: int, *, row: int | None, large: bool, dtype: np.dtype, **constants: Any
+) -> Step:
+    """A kernel, which streams large outputs. Where it does not align itself (`row` is then the elements of a row, which
+    must be whole vectors), there are two: it streams only to an aligned output."""
     params = [*params]
-    plain = compiler.kernel(build, *params, stream=False, **constants)
-    if not large or row * dtype.itemsize % current().vector_bytes:
+    plain = compiler.kernel(build, *params, stream=large and row is None, **constants)
+    if not large or row is None or row * dtype.itemsize % current().vector_bytes:
         return Step(plain, pieces)
     return Step(plain, pieces, compiler.kernel(build, *params, stream=True, **constants))
 
@@ -237,8 +241,7 @@ def _broadcast(
     params = [scalar(), scalar(sums)]
     options: dict[str, Any] = {"elements": elements, "channels": channels, "band": band, "type": arrays.TYPES[dtype]}
     options |= {"sums": sums, "large": _is_large(shape, dtype), "dtype": dtype}
-    # Where there are no channels, vectors are aligned by the kernel itself.
-    row = channels if channels > 1 else current().vector_bytes
+    row = channels if channels > 1 else None
     step = _step(mean_kernels.broadcast, _params([dtype] * 2, params), -(-items // band), row=row, **options)
     return Plan(both, params, [items, float(divisor)], [step], None, at_once=math.prod(shape) <= AT_ONCE)
 
@@ -299,8 +302,7 @@ def max_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, dou
     at_once = math.prod(shape) <= AT_ONCE
     if layout == "NCX":
         more, constants, keep = _borrowed(band * slice_size + max_kernels.PADDING, sums)
-        params, row = _params([dtype] * 3, more), current().vector_bytes  # aligned by the kernel itself
-        step = _step(max_kernels.max_grad_planes, params, pieces, row=row, **options)
+        step = _step(max_kernels.max_grad_planes, _params([dtype] * 3, more), pieces, row=None, **options)
         return Plan(every, more, constants, [step], keep, at_once=at_once)
     windows = min(three.output_size[axis], (band - 1 + three.extents[axis] - 1) // three.strides[axis] + 2)
     most = windows * math.prod(three.output_size) // three.output_size[axis]
@@ -312,26 +314,42 @@ def max_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, dou
     return Plan(every, more, [arrays.address(covering), *constants], [step], (keep, covering), at_once=at_once)
 
 
+def _segment(dy: Shape, shape: Shape) -> int:
+    """How many elements of dX are worked on at a time.
+
+    Whole planes or images, if the arrays look as if they had some; else as many as fit in the second cache. A segment
+    reads all gradients that may reach into it, so that small ones would read the same gradients again and again.
+    """
+    size = math.prod(shape)
+    planes = len(dy) == len(shape) > 2 and dy[:2] == shape[:2] and dy[2:] != shape[2:]
+    unit = math.prod(shape[2:] if planes else shape[1:])
+    target = SEGMENT if planes and unit <= SEGMENT else 8 * SEGMENT
+    if unit <= target:
+        return max(1, min(target // unit, size // unit // LEAST_PIECES)) * unit
+    return -(-unit // -(-unit // target))
+
+
 def _scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
     """The gradient of maxima by their indices: (dy, indices, dx). It stops before anything is written where an index is
     out of range."""
     count, size = math.prod(dy), math.prod(shape)
     type, sums = arrays.TYPES[dtype], arrays.TYPES[dtype].compute
-    chunks, segments = -(-count // max_kernels.CHUNK), -(-size // SEGMENT)
+    large, segment = _is_large(shape, dtype), _segment(dy, shape)
+    direct = type is sums and not large
+    chunks, segments = -(-count // max_kernels.CHUNK), -(-size // segment)
     ranges, spans = np.zeros((chunks, 2), np.int64), np.zeros((segments, 2), np.int64)
-    borrowed, scratch, keep = _borrowed(SEGMENT + max_kernels.PADDING, sums)
+    borrowed, scratch, keep = _borrowed(segment + max_kernels.PADDING, sums)
     more = [*[scalar()] * 4, *[pointer(i64)] * 2, *borrowed]
     constants = [count, size, chunks, segments, arrays.address(ranges), arrays.address(spans), *scratch]
     params = _params([dtype, np.dtype(np.int64), dtype], more)
-    per_piece = 16
+    per_piece = 64
     survey = compiler.kernel(max_kernels.survey, *params, per_piece=per_piece)
-    assign = compiler.kernel(max_kernels.assign, *params, segment=SEGMENT)
-    options: dict[str, Any] = {"segment": SEGMENT, "type": type, "sums": sums, "dtype": dtype}
-    large, row = _is_large(shape, dtype), current().vector_bytes
+    assign = compiler.kernel(max_kernels.assign, *params, segment=segment)
+    options: dict[str, Any] = {"segment": segment, "direct": direct, "type": type, "sums": sums, "dtype": dtype}
     steps = [
         Step(survey, -(-chunks // per_piece)),
         Step(assign, 1),
-        _step(max_kernels.scatter, params, segments, row=row, large=large, **options),
+        _step(max_kernels.scatter, params, segments, row=None, large=large, **options),
     ]
     every = [(dy, dtype), (dy, np.dtype(np.int64)), (shape, dtype)]
     at_once = size + 2 * count <= AT_ONCE
