@@ -99,12 +99,15 @@ def host() -> Target:
     return Target("host", llvm.get_process_triple(), llvm.get_host_cpu_name(), has, frozenset(features) - has)
 
 
+_SHARE = 16 << 20  # of the last cache, for each CPU: a rented machine names the cache of all its neighbours
+
+
 @functools.cache
 def last_level_cache() -> int:
-    """The size of the largest cache of this machine in bytes; 32 MB where the system does not say."""
+    """What this process may hope for of the machine's largest cache, in bytes; 32 MB where the system does not say."""
     name = "SC_LEVEL3_CACHE_SIZE"
     size = os.sysconf(name) if hasattr(os, "sysconf") and name in os.sysconf_names else 0
-    return size if size > 0 else 32 << 20
+    return min(size, _SHARE * (os.cpu_count() or 1)) if size > 0 else 32 << 20
 
 
 def runnable() -> tuple[str, ...]:

@@ -207,6 +207,10 @@ class Trace:
         register = {"x86_64": "v" if self.target.vector_bytes == 64 else "x", "aarch64": "w"}.get(self.target.arch)
         if register is None:
             return x
+        least = 128 // x.type.bits  # what is less than a register has none of its own on some CPUs
+        if x.lanes < least:
+            full = self.shuffle(x, None, [min(i, x.lanes - 1) for i in range(least)])
+            return self.shuffle(self.opaque(full), None, range(x.lanes))
         kind = x.ir.type
         raw = self.builder.asm(ir.FunctionType(kind, [kind]), "", f"={register},0", [x.ir], False)
         return Value(self, raw, x.type, x.lanes)

@@ -7,6 +7,7 @@ gives none, and then one thread computes.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import sys
@@ -34,6 +35,7 @@ class Calls(NamedTuple):
     who: int = 0
 
 
+@functools.cache
 def calls() -> Calls | None:
     """The functions that wait and wake here, or None."""
     if sys.platform == "linux" and platform.machine() in _FUTEX:
