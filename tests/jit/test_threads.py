@@ -278,6 +278,26 @@ def test_forks_while_other_threads_compute_and_compile() -> None:
     python(FORK + code, BACKSTROKE_NUM_THREADS="3")
 
 
+@forks
+def test_forks_while_other_threads_are_in_llvm() -> None:
+    """Not to compile with us, whose lock a fork waits for: to ask for the CPU, say, or to compile with Numba."""
+    code = """
+    import llvmlite.binding as llvm
+    stop = []
+    def ask():
+        while not stop: llvm.get_host_cpu_features()
+    def task():
+        from backstroke.jit import compile as compiler, launch
+        compiler._compiled.clear(); launch.forget_all()
+        return right()
+    crew = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in crew: thread.start()
+    for _ in range(20): assert forked(task)
+    stop.append(1)
+    """
+    python(FORK + code, BACKSTROKE_NUM_THREADS="3", timeout=30)
+
+
 def gradient_of(seed: int) -> bytes:
     rng = np.random.default_rng(seed)
     dy, x = rng.standard_normal((2, 100_000)).astype(np.float32)

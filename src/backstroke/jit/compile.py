@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from .types import Param, Type, i64, pointer, scalar
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _lock = threading.RLock()
+# llvmlite's own, around each of its calls: one that another thread is in would stay locked in a forked child.
+_llvm_lock: AbstractContextManager[Any] = getattr(llvm.ffi.lib, "_lock", None) or nullcontext()
 _compiled: dict[tuple[Hashable, ...], Function] = {}
 on_switch = target.on_switch
 
@@ -245,9 +247,11 @@ def keep(thing: object) -> None:
 
 def _before_fork() -> None:
     _lock.acquire()
+    _llvm_lock.__enter__()
 
 
 def _after_fork() -> None:
+    _llvm_lock.__exit__(None, None, None)
     _lock.release()
 
 
