@@ -51,20 +51,24 @@ class _Softmax:
             large = memory.large_output(inputs=2)
             is_large = a.nbytes > large
             if inner == 1:
-                kernel = self._kernel(kernels.along_rows, a.dtype, stream=is_large)
+                kernel = self._kernel(kernels.along_rows, a.dtype, 2, stream=is_large)
                 pool.run(kernel, kernel.pack(outer, length, *places), kernels.row_pieces(outer, length))
                 self._launcher.fill(a.dtype, kernel, large=large, is_large=is_large)
             else:
-                vector, lanes = current().vector_bytes, current().lanes(arrays.TYPES[a.dtype])
-                tile = kernels.tile_of(inner, lanes)
-                aligned = places[2] % vector == 0 and inner * a.itemsize % vector == 0
-                kernel = self._kernel(kernels.across, a.dtype, tile=tile, stream=is_large and aligned)
-                pool.run(kernel, kernel.pack(length, inner, *places), outer * kernels.tiles(inner, tile * lanes))
+                lanes = current().lanes(arrays.TYPES[a.dtype])
+                vector, size = lanes * a.itemsize, a.itemsize
+                # Rows of whole vectors are all aligned alike.
+                stream = is_large and inner % lanes == 0 and places[2] % size == 0
+                lead = places[2] % vector // size if stream else 0
+                tile = kernels.tile_of(inner + lead, lanes)
+                kernel = self._kernel(kernels.across, a.dtype, 3, tile=tile, stream=stream)
+                pieces = outer * kernels.tiles(inner + lead, tile * lanes)
+                pool.run(kernel, kernel.pack(length, inner, lead, *places), pieces)
         return arrays.give(result, out, dy)
 
-    def _kernel(self, build: Callable[..., None], dtype: np.dtype, **options: int) -> compiler.Function:
+    def _kernel(self, build: Callable[..., None], dtype: np.dtype, sizes: int, **options: int) -> compiler.Function:
         type = arrays.TYPES[dtype]
-        params = [*[scalar()] * 2, *[pointer(type)] * 3]
+        params = [*[scalar()] * sizes, *[pointer(type)] * 3]
         return compiler.kernel(build, *params, **self._formulas, type=type, **options)
 
 

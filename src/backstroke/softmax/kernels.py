@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CHUNK = 32768  # elements of a piece, where rows are short
 STRANDS, BLOCK = 4, 16  # along a row, a block is BLOCK turns of STRANDS vectors
 LARGEST_TILE = 8
+AHEAD = 8  # rows that `across` asks for before it needs them
 
 
 def softmax_term(dy: Any, y: Any) -> Any:
@@ -116,23 +117,34 @@ class _Sum:
 
 
 def across(
-    k: Trace, piece: Value, length: Value, inner: Value, dy: Pointer, y: Pointer, dx: Pointer, *,
+    k: Trace, piece: Value, length: Value, inner: Value, lead: Value, dy: Pointer, y: Pointer, dx: Pointer, *,
     term: Callable[..., Any], grad: Callable[..., Any], type: Type, tile: int, stream: bool,
 ) -> None:  # fmt: skip
+    """The first tile begins `lead` slices before the first, so that its vectors are aligned in dX where it is streamed.
+
+    A tile takes a few cache lines of a row, and then of the next: too few for the hardware to see where this leads.
+    """
     from ..jit.trace import Lanes
 
     lanes = k.target.lanes(type)
     width = tile * lanes
-    side = tiles(inner, width)
-    column = piece % side * width
+    side = tiles(inner + lead, width)
+    column = piece % side * width - lead
     block = piece // side * (length * inner)
+    line = max(1, 64 // (lanes * type.bytes))
 
-    def walk(spots: list[Lanes]) -> None:
+    def ask(place: Value, spots: list[Lanes]) -> None:
+        for at in spots[::line]:
+            for p in (dy, y):
+                k.prefetch(p.at(place + at.start))
+
+    def walk(spots: list[Lanes], store: Callable[[Value, Lanes, Value], None]) -> None:
         sums = [_Sum(k, lanes, type) for _ in spots]
         for start in k.range(0, length, BLOCK):
             parts = [k.var(0.0, type.compute, lanes) for _ in spots]
             for j in k.range(start, k.least(start + BLOCK, length)):
                 place = block + j * inner
+                ask(place + AHEAD * inner, spots)
                 for part, at in zip(parts, spots, strict=True):
                     part += term(dy.at(place)[at], y.at(place)[at])
             for joined, part in zip(sums, parts, strict=True):
@@ -141,14 +153,24 @@ def across(
         for j in k.range(length):
             place = block + j * inner
             for total, at in zip(totals, spots, strict=True):
-                dx.at(place).store(at, grad(dy.at(place)[at], y.at(place)[at], total), stream=stream)
+                store(place, at, grad(dy.at(place)[at], y.at(place)[at], total))
 
-    whole = column + width <= inner
+    whole = (column >= 0) & (column + width <= inner)
     with k.when(whole):
-        walk([Lanes(column + j * lanes, lanes, aligned=stream) for j in range(tile)])
+        spots = [Lanes(column + j * lanes, lanes, aligned=stream) for j in range(tile)]
+        walk(spots, lambda place, at, value: dx.at(place).store(at, value, stream=stream))
     with k.when(k.no(whole)):
-        for at in k.vectors(column, inner, lanes=lanes):
-            walk([at])
+        numbers = k.iota(lanes) + column
+        inside = [((numbers + j * lanes) >= 0) & ((numbers + j * lanes) < inner) for j in range(tile)]
+
+        def store_part(place: Value, at: Lanes, value: Value) -> None:
+            full = (at.start >= 0) & (at.start + lanes <= inner)
+            with k.when(full):
+                dx.at(place).store(Lanes(at.start, lanes, aligned=stream), value, stream=stream)
+            with k.when(k.no(full)):
+                dx.at(place).store(at, value)
+
+        walk([Lanes(column + j * lanes, lanes, mask) for j, mask in enumerate(inside)], store_part)
 
 
 # ---- softmax itself: the largest number of a slice, a sum, a formula ------------------------------------------------
