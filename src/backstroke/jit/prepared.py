@@ -33,17 +33,16 @@ _HEAD = 12
 _DESCRIPTOR, _RANK, _BYTES, _SHAPE = range(4)
 _MOST_AXES = 5
 _ARRAY_WORDS = _SHAPE + _MOST_AXES
-_KERNEL, _IF_ALIGNED, _PIECES = range(3)
-_STEP_WORDS, _MOST_STEPS, _MOST_WORDS = 3, 4, 32
+_KERNEL, _PIECES = range(2)
+_STEP_WORDS, _MOST_STEPS, _MOST_WORDS = 2, 4, 32
 
 
 @dataclass(frozen=True)
 class Step:
-    """A kernel and its pieces; `if_aligned` takes its place where the output begins at a multiple of 64 bytes."""
+    """A kernel and its pieces."""
 
     kernel: Function
     pieces: int
-    if_aligned: Function | None = None
 
 
 class Prepared:
@@ -91,9 +90,7 @@ class Prepared:
             table[place + _SHAPE : place + _SHAPE + len(shape)] = shape
             place += _ARRAY_WORDS
         for step in steps:
-            table[place : place + _STEP_WORDS] = (
-                step.kernel.address, (step.if_aligned or step.kernel).address, step.pieces,
-            )  # fmt: skip
+            table[place : place + _STEP_WORDS] = step.kernel.address, step.pieces
             place += _STEP_WORDS
         start = _HEAD + len(arrays) * _ARRAY_WORDS + _MOST_STEPS * _STEP_WORDS
         table[start : start + len(words)] = words
@@ -108,8 +105,7 @@ class Prepared:
         place = status.__array_interface__["data"][0]
         packed = self._pack(*addresses, place, *self._constants)
         for step in self._steps:
-            aligned = step.if_aligned if addresses[-1] % 64 == 0 else None
-            pool.run(aligned or step.kernel, packed, step.pieces)
+            pool.run(step.kernel, packed, step.pieces)
             if status[0]:
                 return False
         return True
@@ -176,13 +172,12 @@ def _run(k: Trace, table: Pointer, data: list[Value], written: int, done: Any) -
         constants = steps.at(_MOST_STEPS * _STEP_WORDS)
         for word in k.range(table[_CONSTANTS]):
             block.store(word + len(data), constants[word], align=8)
-        column = k.where((data[-1] & 63) == 0, _IF_ALIGNED, _KERNEL + (data[-1] & 0))
         with k.when(table[_AT_ONCE] != 0):
             restore = k.default_float_environment()
             for number in k.range(table[_STEPS]):
                 with k.when(table[_STATUS] == 0):
                     step = steps.at(number * _STEP_WORDS)
-                    kernel = step[column]
+                    kernel = step[_KERNEL]
                     for piece in k.range(step[_PIECES]):
                         k.call(kernel, block, piece)
             restore()
@@ -191,7 +186,7 @@ def _run(k: Trace, table: Pointer, data: list[Value], written: int, done: Any) -
             for number in k.range(table[_STEPS]):
                 with k.when(table[_STATUS] == 0):
                     step = steps.at(number * _STEP_WORDS)
-                    k.call(table[_RUN], table[_STATE], step[column], block, step[_PIECES])
+                    k.call(table[_RUN], table[_STATE], step[_KERNEL], block, step[_PIECES])
             k.call(table[_LOCK], thread)
         done.set(k.to(i64, table[_STATUS] == 0))
         with k.when(table[_ALONE] != 0):

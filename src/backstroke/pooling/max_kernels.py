@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..geometry import Geometry
+from ..jit.stage import Stage, group
 from ..jit.types import Type, i32, i64
-from .mean_kernels import MOST_STRIDES, MOST_TAPS, channel_tiles, count_of, taps, whole_lanes
+from .mean_kernels import MOST_STRIDES, MOST_TAPS, channel_tiles, count_of, taps, whole_lanes, windows_over
 
 if TYPE_CHECKING:
     from ..jit.trace import Lanes, Pointer, Trace, Value
@@ -331,7 +332,7 @@ def max_grad_channels(
     over = [(k.value(0, i64), k.value(outputs[a], i64)) for a in range(3)]
     over[axis] = _outputs_over(k, geometry, axis, first, last)
     origin = over[axis][0]
-    tiles = channel_tiles(k, channels, lanes, stream)
+    tiles = channel_tiles(k, channels, lanes)
 
     def window(a: Value, b: Value, c: Value) -> Value:
         """The place of a window among those of this piece."""
@@ -353,24 +354,25 @@ def max_grad_channels(
         tables = [0, inputs[0] * reach[0], inputs[0] * reach[0] + inputs[1] * reach[1]]
         over_positions = [(k.value(0, i64), k.value(inputs[i], i64)) for i in range(3)]
         over_positions[axis] = (first, last)
+        most_staged = group(channels, type)
+        start = (over_positions[0][0] * inputs[1] + over_positions[1][0]) * inputs[2] + over_positions[2][0]
+        stage = Stage(k, dx_image.at(start * channels), most_staged * channels, stream=stream)
         for i in k.range(*over_positions[0]):
             for j in k.range(*over_positions[1]):
-                for m in k.range(*over_positions[2]):
-                    position = (i * inputs[1] + j) * inputs[2] + m
-                    here = k.spread(k.to(i32, position), lanes)
-                    for spots in tiles:
-                        totals = [k.var(0.0, sums, lanes) for _ in spots]
-                        for p in k.range(reach[0]):
-                            a = covering[tables[0] + i * reach[0] + p]
-                            for q in k.range(reach[1]):
-                                b = covering[tables[1] + j * reach[1] + q]
-                                for r in k.range(reach[2]):
-                                    c = covering[tables[2] + m * reach[2] + r]
-                                    with k.when((a >= 0) & (b >= 0) & (c >= 0)):
-                                        source = dy_image.at(((a * outputs[1] + b) * outputs[2] + c) * channels)
-                                        place = winners.at(window(a, b, c) * channels)
-                                        for total, spot in zip(totals, spots, strict=True):
-                                            won = place[spot] == here
-                                            total += k.where(won, k.to(sums, source[spot]), 0.0)
-                        for total, spot in zip(totals, spots, strict=True):
-                            dx_image.at(position * channels).store(spot, k.to(type.compute, total), stream=stream)
+                row = (i * inputs[1] + j) * inputs[2]
+                for begin in k.range(*over_positions[2], most_staged):
+                    end, to = k.least(begin + most_staged, over_positions[2][1]), stage.room()
+                    for m in k.range(begin, end):
+                        here = k.spread(k.to(i32, row + m), lanes)
+                        for spots in tiles:
+                            totals = [k.var(0.0, sums, lanes) for _ in spots]
+                            for a, b, c in windows_over(k, covering, reach, tables, (i, j, m)):
+                                source = dy_image.at(((a * outputs[1] + b) * outputs[2] + c) * channels)
+                                place = winners.at(window(a, b, c) * channels)
+                                for total, spot in zip(totals, spots, strict=True):
+                                    won = place[spot] == here
+                                    total += k.where(won, k.to(sums, source[spot]), 0.0)
+                            for total, spot in zip(totals, spots, strict=True):
+                                to.at((m - begin) * channels)[spot] = k.to(type.compute, total)
+                    stage.send((end - begin) * channels)
+        stage.finish()

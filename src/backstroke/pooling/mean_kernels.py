@@ -9,9 +9,11 @@ is a band of rows of one plane or image. Sums are taken in ascending order of th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..geometry import Geometry
+from ..jit.stage import Stage, group
 from ..jit.types import Type
 
 if TYPE_CHECKING:
@@ -52,7 +54,8 @@ def mean_grad_planes(
         for at in k.vectors(2 * size, lanes=lanes):
             scratch[at] = nothing
         zero_row = k.dereference(zeros.address, type)
-        for index in k.range(first, k.least(first + band, rows)):
+
+        def make(index: Value, to: Pointer) -> None:
             over = [(index // inputs[1], reach[0], 0), (index % inputs[1], reach[1], inputs[0] * reach[0])]
 
             def source(i: Value | int, j: Value | int, over: Any = over) -> tuple[Pointer, Pointer]:
@@ -85,12 +88,16 @@ def mean_grad_planes(
                 if uniform:
                     for at in k.vectors(outputs[2], lanes=lanes):
                         row[at] = row[at] * uniform
-            _spread(k, row, dx_plane.at(index * inputs[2]), columns, geometry, lanes, type, stream)
+            _spread(k, row, to, columns, geometry, lanes, type)
+
+        stage = Stage(k, dx_plane.at(first * inputs[2]), inputs[2], stream=stream)
+        for index in k.range(first, k.least(first + band, rows)):
+            make(index, stage.room())
+            stage.send(inputs[2])
+        stage.finish()
 
 
-def _spread(
-    k: Trace, row: Pointer, dx: Pointer, columns: Pointer, geometry: Geometry, lanes: int, type: Type, stream: bool
-) -> None:
+def _spread(k: Trace, row: Pointer, dx: Pointer, columns: Pointer, geometry: Geometry, lanes: int, type: Type) -> None:
     """From r, the sums over the leading axes, to a row of dx."""
     stride, dilation, width = geometry.strides[2], geometry.dilations[2], geometry.input_size[2]
     if stride > MOST_STRIDES or geometry.kernel[2] > MOST_TAPS:
@@ -121,12 +128,9 @@ def _spread(
         for v, vector in enumerate(vectors):
             left = min(lanes, count - v * lanes)
             if left > 0:
-                at = (
-                    whole_lanes(column + v * lanes, lanes, stream)
-                    if left == lanes
-                    else k.some(column + v * lanes, left, lanes)
-                )
-                dx.store(at, k.to(type.compute, vector), stream=stream)
+                start = column + v * lanes
+                at = whole_lanes(start, lanes) if left == lanes else k.some(start, left, lanes)
+                dx[at] = k.to(type.compute, vector)
 
     step = lanes * stride
     whole = width // step
@@ -136,11 +140,11 @@ def _spread(
         store(block(whole * lanes), whole * step, width % step)
 
 
-def whole_lanes(start: Any, count: int, aligned: bool = False) -> Lanes:
+def whole_lanes(start: Any, count: int) -> Lanes:
     """Whole lanes from `start` on."""
     from ..jit.trace import Lanes
 
-    return Lanes(start, count, aligned=aligned)
+    return Lanes(start, count)
 
 
 def _interleave(k: Trace, sums: list[Value], v: int, rest: int, lanes: int) -> Value:
@@ -169,37 +173,52 @@ def mean_grad_channels(
     reach = [geometry.covering(axis).shape[1] for axis in range(3)]
     tables = [0, inputs[0] * reach[0], inputs[0] * reach[0] + inputs[1] * reach[1]]
     dy_image, dx_image = (p.at(image * (n * channels)) for p, n in ((dy, count_of(outputs)), (dx, count_of(inputs))))
-    tiles = channel_tiles(k, channels, lanes, stream)
+    tiles = channel_tiles(k, channels, lanes)
+    most = group(channels, type)
+    stage = Stage(k, dx_image.at(first * inputs[2] * channels), most * channels, stream=stream)
     for index in k.range(first, k.least(first + band, rows)):
-        for column in k.range(inputs[2]):
-            at = (index // inputs[1], index % inputs[1], column)
-            place = dx_image.at((index * inputs[2] + column) * channels)
-            for spots in tiles:
-                totals = [k.var(0.0, sums, lanes) for _ in spots]
-                for i in k.range(reach[0]):
-                    a = covering[tables[0] + at[0] * reach[0] + i]
-                    for j in k.range(reach[1]):
-                        b = covering[tables[1] + at[1] * reach[1] + j]
-                        for m in k.range(reach[2]):
-                            c = covering[tables[2] + at[2] * reach[2] + m]
-                            with k.when((a >= 0) & (b >= 0) & (c >= 0)):
-                                line = a * outputs[1] + b
-                                source = dy_image.at((line * outputs[2] + c) * channels)
-                                scale = uniform or weights[classes[line] * outputs[2] + c]
-                                for total, spot in zip(totals, spots, strict=True):
-                                    value = k.to(sums, source[spot])
-                                    total.set(total + value if uniform else k.muladd(value, scale, total))
-                for total, spot in zip(totals, spots, strict=True):
-                    result = total * uniform if uniform else total.read()
-                    place.store(spot, k.to(type.compute, result), stream=stream)
+        leading = (index // inputs[1], index % inputs[1])
+        for begin in k.range(0, inputs[2], most):
+            end, to = k.least(begin + most, inputs[2]), stage.room()
+            for column in k.range(begin, end):
+                at = (*leading, column)
+                place = to.at((column - begin) * channels)
+                for spots in tiles:
+                    totals = [k.var(0.0, sums, lanes) for _ in spots]
+                    for a, b, c in windows_over(k, covering, reach, tables, at):
+                        line = a * outputs[1] + b
+                        source = dy_image.at((line * outputs[2] + c) * channels)
+                        scale = uniform or weights[classes[line] * outputs[2] + c]
+                        for total, spot in zip(totals, spots, strict=True):
+                            value = k.to(sums, source[spot])
+                            total.set(total + value if uniform else k.muladd(value, scale, total))
+                    for total, spot in zip(totals, spots, strict=True):
+                        result = total * uniform if uniform else total.read()
+                        place[spot] = k.to(type.compute, result)
+            stage.send((end - begin) * channels)
+    stage.finish()
 
 
-def channel_tiles(k: Trace, channels: int, lanes: int, aligned: bool = False) -> list[list[Lanes]]:
+def windows_over(
+    k: Trace, covering: Pointer, reach: list[int], tables: list[int], at: tuple[Value, ...]
+) -> Iterator[tuple[Value, Value, Value]]:
+    """The windows over a position, in order."""
+    for i in k.range(reach[0]):
+        a = covering[tables[0] + at[0] * reach[0] + i]
+        for j in k.range(reach[1]):
+            b = covering[tables[1] + at[1] * reach[1] + j]
+            for m in k.range(reach[2]):
+                c = covering[tables[2] + at[2] * reach[2] + m]
+                with k.when((a >= 0) & (b >= 0) & (c >= 0)):
+                    yield a, b, c
+
+
+def channel_tiles(k: Trace, channels: int, lanes: int) -> list[list[Lanes]]:
     """The channels of a position in tiles of some vectors."""
     spots: list[Lanes] = []
     for start in range(0, channels, lanes):
         whole = start + lanes <= channels
-        spots.append(whole_lanes(start, lanes, aligned) if whole else k.some(start, channels - start, lanes))
+        spots.append(whole_lanes(start, lanes) if whole else k.some(start, channels - start, lanes))
     return [spots[i : i + TILE] for i in range(0, len(spots), TILE)]
 
 
@@ -258,12 +277,17 @@ def broadcast(
             for at in k.vectors(elements, lanes=lanes, align=place if stream else None):
                 place.store(at, share, stream=stream)
             continue
-        for spots in channel_tiles(k, channels, lanes, stream):
-            shares = [k.to(type.compute, k.to(sums, dy.at(item * channels)[spot]) / divisor) for spot in spots]
-            for element in k.range(elements):
-                place = dx.at((item * elements + element) * channels)
-                for spot, share in zip(spots, shares, strict=True):
-                    place.store(spot, share, stream=stream)
+        most = group(channels, type) if stream else elements
+        stage = Stage(k, dx.at(item * (elements * channels)), most * channels, stream=stream)
+        for begin in k.range(0, elements, most):
+            end, to = k.least(begin + most, elements), stage.room()
+            for spots in channel_tiles(k, channels, lanes):
+                shares = [k.to(type.compute, k.to(sums, dy.at(item * channels)[spot]) / divisor) for spot in spots]
+                for element in k.range(end - begin):
+                    for spot, share in zip(spots, shares, strict=True):
+                        to.at(element * channels)[spot] = share
+            stage.send((end - begin) * channels)
+        stage.finish()
 
 
 def count_of(sizes: tuple[int, ...]) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from .. import arrays, memory
 from ..geometry import Counted, Geometry, in_layout
 from ..jit import compile as compiler
+from ..jit import stage
 from ..jit.prepared import Prepared, Step
 from ..jit.target import current
 from ..jit.types import Param, Type, f32, f64, i32, i64, pointer, scalar
@@ -150,16 +151,10 @@ def _is_large(shape: Shape, dtype: np.dtype) -> bool:
     return math.prod(shape) * dtype.itemsize > memory.large_output(inputs=1)
 
 
-def _step(
-    build: Any, params: Any, pieces: int, *, row: int | None, large: bool, dtype: np.dtype, **constants: Any
-) -> Step:
-    """A kernel, which streams large outputs. Where it does not align itself (`row` is then the elements of a row, which
-    must be whole vectors), there are two: it streams only to an aligned output."""
-    params = [*params]
-    plain = compiler.kernel(build, *params, stream=large and row is None, **constants)
-    if not large or row is None or row * dtype.itemsize % current().vector_bytes:
-        return Step(plain, pieces)
-    return Step(plain, pieces, compiler.kernel(build, *params, stream=True, **constants))
+def _step(build: Any, params: Any, pieces: int, *, row: int, shape: Shape, dtype: np.dtype, **constants: Any) -> Step:
+    """A kernel, which streams large outputs unless a `row` of them is too long."""
+    stream = _is_large(shape, dtype) and not stage.too_long(row, arrays.TYPES[dtype])
+    return Step(compiler.kernel(build, *params, stream=stream, type=arrays.TYPES[dtype], **constants), pieces)
 
 
 def _params(dtypes: Sequence[np.dtype], more: Sequence[Param]) -> list[Param]:
@@ -207,7 +202,7 @@ def mean_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counte
     items, channels = _split(shape, layout)
     three, sums = geometry.in_three(), _sums(dtype, double)
     both = [(in_layout(shape, geometry.output_size, layout), dtype), (shape, dtype)]
-    at_once, large = math.prod(shape) <= AT_ONCE, _is_large(shape, dtype)
+    at_once = math.prod(shape) <= AT_ONCE
     if _one_window(three):
         return _broadcast(both, three, counted, items, channels, sums)
     uniform, weights, classes = _weights(three, counted, _DTYPES[sums])
@@ -218,8 +213,8 @@ def mean_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counte
     pieces = items * -(-rows // band)
     more = [pointer(sums), pointer(i64), pointer(i64)]
     constants = [arrays.address(x) for x in (weights, classes, covering)]
-    options: dict[str, Any] = {"geometry": three, "band": band, "uniform": uniform, "type": arrays.TYPES[dtype]}
-    options |= {"sums": sums, "large": large, "dtype": dtype}
+    options: dict[str, Any] = {"geometry": three, "band": band, "uniform": uniform, "sums": sums}
+    options |= {"shape": shape, "dtype": dtype}
     keep: Any = (weights, classes, covering)
     if channels > 1:
         build = mean_kernels.mean_grad_channels
@@ -239,10 +234,9 @@ def _broadcast(
     divisor = math.prod(int(axis[0]) for axis in geometry.divisors(counted))
     band = max(1, SEGMENT // (elements * channels))
     params = [scalar(), scalar(sums)]
-    options: dict[str, Any] = {"elements": elements, "channels": channels, "band": band, "type": arrays.TYPES[dtype]}
-    options |= {"sums": sums, "large": _is_large(shape, dtype), "dtype": dtype}
-    row = channels if channels > 1 else None
-    step = _step(mean_kernels.broadcast, _params([dtype] * 2, params), -(-items // band), row=row, **options)
+    options: dict[str, Any] = {"elements": elements, "channels": channels, "band": band, "sums": sums}
+    options |= {"shape": shape, "dtype": dtype}
+    step = _step(mean_kernels.broadcast, _params([dtype] * 2, params), -(-items // band), row=channels, **options)
     return Plan(both, params, [items, float(divisor)], [step], None, at_once=math.prod(shape) <= AT_ONCE)
 
 
@@ -289,7 +283,7 @@ def max_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, dou
     geometry.require_int64()
     _require_places(geometry)
     items, channels = _split(shape, layout)
-    three, type, sums = geometry.in_three(), arrays.TYPES[dtype], _sums(dtype, double)
+    three, sums = geometry.in_three(), _sums(dtype, double)
     every = [(in_layout(shape, geometry.output_size, layout), dtype), (shape, dtype), (shape, dtype)]
     inputs = three.input_size
     # The first axis that can be cut. A row of planes is not: its windows are walked by vectors.
@@ -297,12 +291,12 @@ def max_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, dou
     slice_size = math.prod(inputs) // inputs[axis]
     band = min(inputs[axis], max(1, SEGMENT // (slice_size * channels)))
     pieces = items * -(-inputs[axis] // band)
-    options: dict[str, Any] = {"geometry": three, "axis": axis, "band": band, "type": type, "sums": sums}
-    options |= {"large": _is_large(shape, dtype), "dtype": dtype}
+    options: dict[str, Any] = {"geometry": three, "axis": axis, "band": band, "sums": sums}
+    options |= {"shape": shape, "dtype": dtype}
     at_once = math.prod(shape) <= AT_ONCE
     if layout == "NCX":
         more, constants, keep = _borrowed(band * slice_size + max_kernels.PADDING, sums)
-        step = _step(max_kernels.max_grad_planes, _params([dtype] * 3, more), pieces, row=None, **options)
+        step = _step(max_kernels.max_grad_planes, _params([dtype] * 3, more), pieces, row=1, **options)
         return Plan(every, more, constants, [step], keep, at_once=at_once)
     windows = min(three.output_size[axis], (band - 1 + three.extents[axis] - 1) // three.strides[axis] + 2)
     most = windows * math.prod(three.output_size) // three.output_size[axis]
@@ -334,8 +328,8 @@ def _scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
     out of range."""
     count, size = math.prod(dy), math.prod(shape)
     type, sums = arrays.TYPES[dtype], arrays.TYPES[dtype].compute
-    large, segment = _is_large(shape, dtype), _segment(dy, shape)
-    direct = type is sums and not large
+    segment = _segment(dy, shape)
+    direct = type is sums and not _is_large(shape, dtype)
     chunks, segments = -(-count // max_kernels.CHUNK), -(-size // segment)
     ranges, spans = np.zeros((chunks, 2), np.int64), np.zeros((segments, 2), np.int64)
     borrowed, scratch, keep = _borrowed(segment + max_kernels.PADDING, sums)
@@ -345,11 +339,11 @@ def _scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
     per_piece = 64
     survey = compiler.kernel(max_kernels.survey, *params, per_piece=per_piece)
     assign = compiler.kernel(max_kernels.assign, *params, segment=segment)
-    options: dict[str, Any] = {"segment": segment, "direct": direct, "type": type, "sums": sums, "dtype": dtype}
+    options: dict[str, Any] = {"segment": segment, "direct": direct, "sums": sums, "shape": shape, "dtype": dtype}
     steps = [
         Step(survey, -(-chunks // per_piece)),
         Step(assign, 1),
-        _step(max_kernels.scatter, params, segments, row=None, large=large, **options),
+        _step(max_kernels.scatter, params, segments, row=1, **options),
     ]
     every = [(dy, dtype), (dy, np.dtype(np.int64)), (shape, dtype)]
     at_once = size + 2 * count <= AT_ONCE

@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..jit.types import Type
+from ..jit.stage import Stage
+from ..jit.types import Type, i64
 
 if TYPE_CHECKING:
     from ..jit.trace import Lanes, Pointer, Trace, Value
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 CHUNK = 32768  # elements of a piece, where rows are short
 STRANDS, BLOCK = 4, 16  # along a row, a block is BLOCK turns of STRANDS vectors
 LARGEST_TILE = 8
+SHORT = 512  # elements of a row that is not worth being streamed for itself
 AHEAD = 8  # rows that `across` asks for before it needs them
 
 
@@ -70,15 +72,31 @@ def along_rows(
 ) -> None:  # fmt: skip
     lanes, height = k.target.lanes(type), rows_of_a_piece(length)
     first = piece * height
-    for row in k.range(first, k.least(first + height, rows)):
-        dy_row, y_row, dx_row = (p.at(row * length) for p in (dy, y, dx))
+    last = k.least(first + height, rows)
 
-        def term_at(at: Lanes, dy: Pointer = dy_row, y: Pointer = y_row) -> Value:
-            return term(dy[at], y[at])  # type: ignore[no-any-return]
+    def make(row: Value, dx_row: Pointer, stream: bool) -> None:
+        dy_row, y_row = (p.at(row * length) for p in (dy, y))
+
+        def term_at(at: Lanes) -> Value:
+            return term(dy_row[at], y_row[at])  # type: ignore[no-any-return]
 
         total = _sum_of_row(k, length, term_at, lanes, type)
         for at in k.vectors(length, lanes=lanes, unroll=STRANDS, align=dx_row if stream else None):
             dx_row.store(at, grad(dy_row[at], y_row[at], total), stream=stream)
+
+    if not stream:
+        for row in k.range(first, last):
+            make(row, dx.at(row * length), False)
+        return
+    with k.when(length <= SHORT):
+        stage = Stage(k, dx.at(first * length), SHORT, stream=True)
+        for row in k.range(first, last):
+            make(row, stage.room(), False)
+            stage.send(length)
+        stage.finish()
+    with k.when(length > SHORT):
+        for row in k.range(first, last):
+            make(row, dx.at(row * length), True)
 
 
 def _sum_of_row(k: Trace, length: Value, term: Callable[[Lanes], Value], lanes: int, type: Type) -> Value:
@@ -164,9 +182,10 @@ def across(
         inside = [((numbers + j * lanes) >= 0) & ((numbers + j * lanes) < inner) for j in range(tile)]
 
         def store_part(place: Value, at: Lanes, value: Value) -> None:
-            full = (at.start >= 0) & (at.start + lanes <= inner)
+            start = k.value(at.start, i64)
+            full = (start >= 0) & (start + lanes <= inner)
             with k.when(full):
-                dx.at(place).store(Lanes(at.start, lanes, aligned=stream), value, stream=stream)
+                dx.at(place).store(Lanes(start, lanes, aligned=stream), value, stream=stream)
             with k.when(k.no(full)):
                 dx.at(place).store(at, value)
 

@@ -1,0 +1,92 @@
+"""Results on their way past the caches: made in memory that stays in the first cache, streamed out by whole lines.
+
+A store past the caches wants a whole aligned line. Rows seldom begin at one, and an array of the caller's seldom does:
+NumPy aligns to 16 bytes. So what is to be streamed is put on a stage first. Whole lines leave it at once, the rest of
+the last one stays until more comes: only the two ends of what a stage carries are written in part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .types import Type, i16, i32, i64
+
+if TYPE_CHECKING:
+    from .trace import Lanes, Pointer, Trace, Value
+
+_BYTES, _MOST_BYTES = 1 << 10, 64 << 10
+_RAW = {2: i16, 4: i32, 8: i64}
+
+
+def group(unit: int, type: Type) -> int:
+    """How many units of so many elements are best staged at a time: few, so that computing goes on meanwhile."""
+    return max(1, _BYTES // (unit * type.bytes))
+
+
+def too_long(unit: int, type: Type) -> bool:
+    """Whether even one unit is too much."""
+    return unit * type.bytes > _MOST_BYTES
+
+
+class Stage:
+    """Takes what belongs at `target` and behind it in turn, at most `most` elements at a time.
+
+    `room()` says where to put them, `send(count)` takes them over, and after the last `finish()` is due. Without
+    `stream` the room is in the target itself.
+    """
+
+    def __init__(self, k: Trace, target: Pointer, most: int, *, stream: bool) -> None:
+        self._k, self._stream, self._type = k, stream, target.type
+        self._raw = _RAW[target.type.bytes]
+        self._line = k.target.vector_bytes // target.type.bytes
+        if not stream:
+            self._place = k.var(target.address)
+            return
+        memory = k.stack(target.type, most + 2 * self._line)
+        self._memory, self._lines = memory, k.dereference(memory.address, self._raw)
+        others = (target.address & (k.target.vector_bytes - 1)) // target.type.bytes
+        # The next line's address; how many elements are on the stage; how many of the first line belong to others.
+        self._place = k.var(target.address - others * target.type.bytes)
+        self._filled, self._others = k.var(others), k.var(others)
+
+    def room(self) -> Pointer:
+        """Where the next elements go."""
+        if not self._stream:
+            return self._k.dereference(self._place.read(), self._type)
+        return self._memory.at(self._filled.read())
+
+    def send(self, count: Value | int) -> None:
+        """So many elements have been put there."""
+        k, line = self._k, self._line
+        if not self._stream:
+            self._place += k.value(count, i64) * self._type.bytes
+            return
+        from .trace import Lanes
+
+        total = self._filled + count
+        whole = total // line * line
+        target, first = k.dereference(self._place.read(), self._raw), k.var(0, i64)
+        with k.when((self._others > 0) & (whole > 0)):
+            target[self._some(self._others.read(), line)] = self._lines[Lanes(0, line)]
+            self._others.set(0)
+            first.set(line)
+        for at in k.range(first.read(), whole, line):
+            found = self._lines.load(Lanes(at, line), align=k.target.vector_bytes)
+            target.store(Lanes(at, line, aligned=True), found, stream=True)
+        self._lines[Lanes(0, line)] = self._lines[Lanes(whole, line)]
+        self._place += whole * self._type.bytes
+        self._filled.set(total - whole)
+
+    def finish(self) -> None:
+        """Write what is left."""
+        if self._stream:
+            with self._k.when(self._filled > self._others):
+                at = self._some(self._others.read(), self._filled.read())
+                self._k.dereference(self._place.read(), self._raw)[at] = self._lines[at]
+
+    def _some(self, first: Value, end: Value | int) -> Lanes:
+        """The elements of a line from the first to the end."""
+        from .trace import Lanes
+
+        k, lane = self._k, self._k.iota(self._line)
+        return Lanes(0, self._line, (lane >= k.spread(first, self._line)) & (lane < end))
