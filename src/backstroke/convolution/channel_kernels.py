@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..jit.types import Type, i64
-from .sweeps import Phase, Sweep, tap_count, tap_indices
+from .sweep_plan import SweepPlan, counts_of_piece, first_input, place_of_piece
+from .sweeps import Phase, Sweep, tap_count
 from .tiles import (
     Totals,
     View,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ChannelPlan:
+class ChannelPlan(SweepPlan):
     """All that is constant in a sweep by channels."""
 
     sweep: Sweep
@@ -54,26 +55,6 @@ class ChannelPlan:
     streams: bool = False
 
     @property
-    def boxes(self) -> tuple[int, int, int, int]:
-        """How many boxes there are on each axis."""
-        sizes = (self.images, *self.sweep.output_size)
-        return tuple(-(-n // b) for n, b in zip(sizes, self.box, strict=True))  # type: ignore[return-value]
-
-    @property
-    def pieces(self) -> int:
-        a, b, c, d = self.boxes
-        return self.groups * a * b * c * d
-
-    @property
-    def staged_size(self) -> tuple[int, int, int]:
-        """The positions of the input that a box reads."""
-        sweep = self.sweep
-        sizes = []
-        for size, spread, step, (low, high) in zip(self.box[1:], sweep.spread, sweep.step, sweep.reach, strict=True):
-            sizes.append((-(-size // spread) - 1) * step + high - low + 1)
-        return sizes[0], sizes[1], sizes[2]
-
-    @property
     def staged_view(self) -> View:
         """How the staged input lies: a plane takes an odd number of cache lines, so that planes do not collide."""
         z, y, x = self.staged_size
@@ -83,11 +64,7 @@ class ChannelPlan:
         return View(plane * self.chunk, plane, (y * x, x, 1))
 
     def block(self, lanes: int) -> int:
-        """Output channels of a block."""
         return self.vectors * lanes
-
-    def blocks(self, lanes: int) -> int:
-        return -(-self.outputs // self.block(lanes))
 
     def scratch(self, lanes: int) -> tuple[int, int]:
         """Elements of scratch memory: for the staged input, and for the sums of a box."""
@@ -95,28 +72,6 @@ class ChannelPlan:
         images, z, y, x = self.box
         blocks = self.blocks(lanes) if self.chunk < self.inputs else 1
         return staged, images * z * y * x * self.block(lanes) * blocks
-
-    def tap_origins(self, lanes: int) -> list[tuple[int, int, int, int]]:
-        """(phase, flat tap of the sweep's phase, origin, step over input channels) of all packed weights."""
-        result, origin, block = [], 0, self.block(lanes)
-        for number, phase in enumerate(self.sweep.phases):
-            count = tap_count(phase)
-            for tap in range(count):
-                if self.layout == "NXC":
-                    result.append((number, tap, origin + tap * self.inputs * block, block))
-                else:
-                    result.append((number, tap, origin + tap * block, count * block))
-            origin += count * self.inputs * block
-        return result
-
-    def packed_taps(self, lanes: int) -> tuple[tuple[int, int, int], ...]:
-        """(flat tap of the kernel, origin, step over input channels) of all packed weights."""
-        flat = [tap_indices(phase, self.sweep.kernel) for phase in self.sweep.phases]
-        return tuple((flat[number][tap], origin, step) for number, tap, origin, step in self.tap_origins(lanes))
-
-    def packed_block(self, lanes: int) -> int:
-        """Elements of one block's packed weights."""
-        return self.sweep.taps * self.inputs * self.block(lanes)
 
 
 def sweep_channels(
@@ -127,24 +82,12 @@ def sweep_channels(
     sweep, sums = plan.sweep, plan.type.compute
     lanes = k.target.lanes(sums)
     block, blocks = plan.block(lanes), plan.blocks(lanes)
-    counts = plan.boxes
-    rest, index = piece, []
-    for count in reversed(counts):
-        index.append(rest % count if count > 1 else k.value(0, i64))
-        rest = rest // count if count > 1 else rest
-    group = rest if plan.groups > 1 else k.value(0, i64)
-    image, *corner = (i * b if n > 1 else 0 for i, b, n in zip(reversed(index), plan.box, counts, strict=True))
+    group, image, corner = place_of_piece(k, plan, piece)
     input_view = tensor_view(plan.inputs * plan.groups, sweep.input_size, plan.layout)
     output_view = tensor_view(plan.outputs * plan.groups, sweep.output_size, plan.layout)
-    lows = [low for low, _ in sweep.reach]
-    begin = [
-        c // spread * step + low for c, spread, step, low in zip(corner, sweep.spread, sweep.step, lows, strict=True)
-    ]
+    begin = first_input(sweep, corner)
     origin = source.at(image * input_view.image).at(group * (plan.inputs * input_view.channel))
-    if plan.images % plan.box[0] == 0:
-        present: Value | int = plan.box[0]
-    else:
-        present = least(k, plan.box[0], plan.images - image)
+    present, *counts = counts_of_piece(k, plan, image, corner)
     goal = target.at(image * output_view.image).at(group * (plan.outputs * output_view.channel))
     weights = packed.at(group * (blocks * plan.packed_block(lanes)))
     biases = bias.at(group * plan.outputs)
@@ -152,7 +95,7 @@ def sweep_channels(
 
     with k.borrowed(flags, slots, memory, staged_size + sums_size) as scratch:
         totals = scratch.at(staged_size)
-        walk = _Walk(k, plan, lanes, corner, present)
+        walk = _Walk(k, plan, lanes, corner, present, counts)
         if plan.chunk >= plan.inputs:
             view, place = input_view, origin.at(sum(b * s for b, s in zip(begin, input_view.place, strict=True)))
             if plan.staged:
@@ -191,13 +134,13 @@ def _stage(
 class _Walk:
     """The tiles of one box."""
 
-    def __init__(self, k: Trace, plan: ChannelPlan, lanes: int, corner: list[Value | int], images: Value | int) -> None:
+    def __init__(
+        self, k: Trace, plan: ChannelPlan, lanes: int, corner: list[Value | int], images: Value | int,
+        counts: list[Value | int],
+    ) -> None:  # fmt: skip
         self.k, self.plan, self.lanes, self.images = k, plan, lanes, images
         self.block = plan.block(lanes)
-        self.counts = [
-            size if size <= box else least(k, box, size - start)
-            for size, box, start in zip(plan.sweep.output_size, plan.box[1:], corner, strict=True)
-        ]  # the positions of the box that exist
+        self.counts = counts  # the positions of the box that exist
         self.corner = corner
 
     def multiply(
@@ -315,7 +258,8 @@ class _Walk:
     ) -> None:  # fmt: skip
         k, count = self.k, tap_count(phase)
         for channel in k.unrolled(0, depth, 4) if count == 1 else k.range(depth):
-            here, block = source.at(channel * view.channel), weights.at(channel * (count * self.block))
+            here = source.at(channel * view.channel)
+            block = weights.at(channel * (self.plan.sweep.taps * self.block))
             self._all_taps(phase, view, lambda place, tap, here=here, block=block: accumulate(
                 k, totals, here.at(place), reads, block.at(tap * self.block)
             ))  # fmt: skip

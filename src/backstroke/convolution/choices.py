@@ -7,6 +7,7 @@ name, and nothing depends on the number of threads. `BACKSTROKE_CONV_ALGORITHM` 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +17,8 @@ from ..geometry import Geometry
 from ..jit.target import Target
 from ..jit.types import Type
 from .channel_kernels import ChannelPlan
-from .sweeps import Sweep
+from .plane_kernels import PlanePlan
+from .sweeps import Sweep, tap_count
 from .weight_kernels import WeightPlan
 
 
@@ -122,7 +124,8 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
                 ChannelPlan(
                     sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
                     (images, spread[0], high * spread[1], wide * spread[2]), (images, high, wide), vectors,
-                    problem.inputs, problem.inputs, problem.type is not problem.type.compute or not sweep.inside,
+                    problem.inputs, problem.inputs,
+                    problem.layout == "NCX" or problem.type is not problem.type.compute or not sweep.inside,
                     problem.type,
                 ),
                 lanes,
@@ -177,6 +180,106 @@ def _around(plan: ChannelPlan, delivered: float, lanes: int) -> float:
     z, y, x = plan.staged_size
     staged = boxes * plan.box[0] * plan.inputs * z * y * x * CONSTANTS.staged if plan.staged else 0.0
     return staged + elements * delivered
+
+
+# Output channels and vectors of a register tile by planes: what 32 registers hold, or 16.
+_PLANE_TILES = {
+    32: ((8, 3), (9, 2), (7, 3), (6, 4), (5, 4), (4, 6), (3, 7), (2, 10), (1, 14)),
+    16: ((4, 2), (3, 3), (2, 5), (1, 7)),
+}
+
+
+def plane_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tuple[PlanePlan, float]]:
+    """Vectors over positions: planes whose rows are read one position apart."""
+    c, lanes = CONSTANTS, target.lanes(problem.type)
+    if problem.layout != "NCX" or sweep.step[1:] != (1, 1) or sweep.spread[2] > 4:
+        return
+    whole = problem.type is problem.type.compute
+    row = sweep.output_size[:2] == (1, 1) == sweep.kernel[:2] and sweep.kernel[2] == 1 and sweep.inside
+    direct = row and whole and len(sweep.phases) == 1
+    for rows, vectors in _PLANE_TILES[32 if target.registers >= 32 else 16]:
+        if rows > problem.outputs and rows > 1:
+            continue
+        for joined in (False, True):
+            if joined and (problem.images == 1 or sweep.output_size[0] > 1 or sweep.kernel[0] > 1):
+                continue
+            plan = _plane_boxes(
+                PlanePlan(
+                    sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
+                    (1, sweep.spread[0], 0, 0), rows, vectors, -(-problem.outputs // lanes) * lanes, problem.inputs,
+                    joined, direct and not joined, problem.type,
+                ),
+                lanes,
+            )  # fmt: skip
+            yield plan, _plane_cycles(plan, lanes)
+
+
+def _plane_boxes(plan: PlanePlan, lanes: int) -> PlanePlan:
+    """Boxes whose sums fit the second cache and slices whose staged input does the first, and enough of them."""
+    c, size, sweep = CONSTANTS, plan.type.compute.bytes, plan.sweep
+    height, width = sweep.output_size[1:]
+    unit_y, unit_x = sweep.spread[1], plan.vectors * lanes if plan.direct else sweep.spread[2] * lanes
+    y, x = -(-height // unit_y) * unit_y, -(-width // unit_x) * unit_x if plan.direct else width
+    images, span = plan.images if plan.joined else 1, plan.span
+
+    def sized() -> PlanePlan:
+        return replace(plan, box=(images, plan.box[1], y, x), span=span)
+
+    def boxes() -> int:
+        return sized().pieces
+
+    def room() -> int:
+        box = sized()
+        sums = span * (x if plan.direct else box.sums(lanes)[0]) * size
+        return max(sums, box.staged_view.channel * min(plan.inputs, 64) * size)
+
+    while room() > c.sums_bytes * 2 or boxes() < c.pieces:
+        crowded = room() > c.sums_bytes * 2
+        if images > 1 and crowded:
+            images = -(-images // 2)
+        elif y > unit_y:
+            y = _halved(y, unit_y)
+        elif x > unit_x * 4 or (x > unit_x and crowded):
+            x = _halved(x, unit_x)
+        elif span > 2 * lanes and (crowded or boxes() < c.pieces):
+            span = _halved(span, lanes)
+        else:
+            break
+    y, x = _evened(height, y, unit_y), _evened(width, x, unit_x) if x < width or plan.direct else x
+    images, span = _evened(plan.images, images), _evened(plan.outputs, span, lanes)
+    box = sized()
+    steps = max(len(a.offsets) * len(b.offsets) for a, b, _ in sweep.phases) or 1
+    wide = plan.vectors * lanes + max(len(d.offsets) for _, _, d in sweep.phases)
+    return replace(box, depth=_evened(plan.inputs, max(16, c.strip_bytes // (steps * wide * size))))
+
+
+def _plane_cycles(plan: PlanePlan, lanes: int) -> float:
+    """What a sweep by planes is believed to take."""
+    c = CONSTANTS
+    slices = -(-plan.inputs // plan.depth)
+    full, rest = divmod(plan.outputs, lanes)
+    heights = [plan.rows] * (lanes // plan.rows) * full + [lanes % plan.rows] * full
+    heights += [plan.rows] * (rest // plan.rows) + [rest % plan.rows]
+    boxes = plan.pieces // plan.spans
+    total = 0.0
+    for phase in plan.sweep.phases:
+        taps = tap_count(phase)
+        images, planes = plan.loops(phase)
+        if not taps or not plan.flat(phase):
+            continue
+        tiles, left = divmod(plan.slot(phase, lanes) // lanes, plan.vectors)
+        for vectors, count in ((plan.vectors, tiles), (left, 1)):
+            if not vectors:
+                continue
+            for height in set(heights) - {0}:
+                loads = height + vectors * (1.5 if taps > 1 else 1)
+                turn = max(height * vectors / c.issue, loads / c.issue, c.latency) + c.turn
+                tile = plan.inputs * taps * turn + slices * (c.tile + height * vectors)
+                total += boxes * images * planes * count * heights.count(height) * tile
+    z, y, x = plan.staged_size
+    staged = boxes * plan.spans * plan.box[0] * plan.inputs * z * y * x * c.staged
+    elements = plan.images * plan.groups * plan.outputs * math.prod(plan.sweep.output_size)
+    return total + staged + (0.0 if plan.direct else elements * c.kept)
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------
@@ -261,7 +364,10 @@ def _cut(
 
 # ---- the table ------------------------------------------------------------------------------------------------------
 
-SWEEPS: dict[str, Callable[[Sweep, Problem, Target], Iterator[tuple[Any, float]]]] = {"channels": channel_plans}
+SWEEPS: dict[str, Callable[[Sweep, Problem, Target], Iterator[tuple[Any, float]]]] = {
+    "channels": channel_plans,
+    "planes": plane_plans,
+}
 WEIGHTS: dict[str, Callable[[Geometry, Problem, bool, Target], Iterator[tuple[Any, float]]]] = {"strips": strip_plans}
 ALGORITHMS = (*SWEEPS, *WEIGHTS)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..jit.types import Type, i64
-from .tiles import some, turned, whole, within
+from .tiles import least, some, turned, whole, within
 
 if TYPE_CHECKING:
     from ..jit.trace import Lanes, Pointer, Trace, Value
@@ -25,21 +25,25 @@ class Weights:
 def pack(
     k: Trace, piece: Value, w: Pointer, packed: Pointer, *,
     weights: Weights, inputs: int, outputs: int, block: int, taps: tuple[tuple[int, int, int], ...], kernel: int,
-    size: int,
+    depth: int,
 ) -> None:  # fmt: skip
-    """`packed[group][block of outputs]`: for each (tap of the kernel, origin, step over inputs) of `taps`, a block of
-    `block` outputs for every input stands at `origin + input * step`. Outputs that are not there are zero.
+    """`packed[group][slice of inputs][block of outputs]`: for each (tap of the kernel, origin, step over inputs) of
+    `taps`, a block of `block` outputs for every input stands at `origin + input * step`. Outputs that are not there are
+    zero.
 
-    A piece is one block of one group; `size` is what a block takes.
+    A piece is one block of one slice of one group; a slice is `depth` inputs, the last one what is left.
     """
     lanes = k.target.lanes(packed.type)
-    blocks = -(-outputs // block)
-    group, first = piece // blocks, piece % blocks * block
-    source = w.at(group * weights.group + first * weights.output)
-    goal = packed.at(piece * size)
+    blocks, slices = -(-outputs // block), -(-inputs // depth)
+    first, rest = piece % blocks * block, piece // blocks
+    start, group = rest % slices * depth, rest // slices
+    count = least(k, depth, inputs - start)
+    each = len(taps) * block
+    source = w.at(group * weights.group + first * weights.output + start * weights.input)
+    goal = packed.at((group * inputs + start) * (blocks * each) + piece % blocks * each * count)
     left = outputs - first
     if weights.output == 1:
-        for channel in k.range(inputs):
+        for channel in k.range(count):
             for tap, origin, step in taps:
                 for j in range(0, block, lanes):
                     found = source.at(channel * weights.input + tap * weights.tap)[
@@ -59,15 +63,15 @@ def pack(
     for j in range(0, block, lanes):
         if weights.input == 1:
             for tap, origin, step in taps:
-                for at in k.vectors(inputs, lanes=lanes):
+                for at in k.vectors(count, lanes=lanes):
                     for i, column in enumerate(
-                        block_of(k.value(at.start + tap * weights.tap, i64), k.value(tap * weights.tap + inputs, i64))
+                        block_of(k.value(at.start + tap * weights.tap, i64), k.value(tap * weights.tap + count, i64))
                     ):
-                        with k.when(at.start + i < k.value(inputs, i64)):
+                        with k.when(at.start + i < k.value(count, i64)):
                             goal[whole((at.start + i) * step + (origin + j), lanes)] = column
         else:
             assert weights.tap == 1
-            for channel in k.range(inputs):
+            for channel in k.range(count):
                 for low in range(0, kernel, lanes):
                     base = channel * weights.input
                     columns = block_of(base + low, base + kernel)

@@ -15,12 +15,13 @@ from ..jit import compile as compiler
 from ..jit.target import Target, current
 from ..jit.threads import pool
 from ..jit.types import Type, f32, f64, i64, pointer, scalar
-from . import channel_kernels, choices, packing, sweeps, weight_kernels
+from . import channel_kernels, choices, packing, plane_kernels, sweeps, weight_kernels
 from .choices import ALGORITHMS, Choice, Problem
 from .packing import Weights
 
 _DTYPES: dict[Type, np.dtype] = {f32: np.dtype(np.float32), f64: np.dtype(np.float64)}
 _LINE = 16
+_NESTS = {"channels": channel_kernels.sweep_channels, "planes": plane_kernels.sweep_planes}
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,9 @@ def _sweep_choice(
     inputs, outputs = _channels(x_shape, layout), w_shape[0] if layout == "NCX" else w_shape[-1]
     if transposed:
         inputs, outputs = outputs, inputs
-    three = geometry.in_three()
+    three, images = _in_three(geometry, x_shape[0], layout)
     sweep = sweeps.input_gradient(three) if transposed else sweeps.forward(three)
-    problem = Problem(layout, x_shape[0], group, inputs // group, outputs // group, type)
+    problem = Problem(layout, images, group, inputs // group, outputs // group, type)
     return choices.best(choices.SWEEPS, only, sweep, problem, target)
 
 
@@ -99,8 +100,22 @@ def _weight_choice(
     weighted: bool, biased: bool, target: Target, only: str,
 ) -> Choice:  # fmt: skip
     inputs, outputs = _channels(x_shape, layout), w_shape[0] if layout == "NCX" else w_shape[-1]
-    problem = Problem(layout, x_shape[0], group, inputs // group if weighted else 0, outputs // group, type)
-    return choices.best(choices.WEIGHTS, only, geometry.in_three(), problem, biased, target)
+    three, images = _in_three(geometry, x_shape[0], layout)
+    problem = Problem(layout, images, group, inputs // group if weighted else 0, outputs // group, type)
+    return choices.best(choices.WEIGHTS, only, three, problem, biased, target)
+
+
+def _in_three(geometry: Geometry, images: int, layout: str) -> tuple[Geometry, int]:
+    """The windows on three axes, and the images.
+
+    Where windows are single elements, one after the other, an image is one row; and so are all, if channels come last.
+    """
+    three = geometry.in_three()
+    ones = (1, 1, 1)
+    if (three.kernel, three.strides) != (ones, ones) or any(pad != (0, 0) for pad in three.pads):
+        return three, images
+    size = math.prod(three.input_size) * (images if layout == "NXC" else 1)
+    return Geometry.of((1, 1, size), ones, strides=1), 1 if layout == "NXC" else images
 
 
 class _Scratch:
@@ -147,16 +162,16 @@ def _sweep_run(choice: Choice, w_shape: tuple[int, ...], transposed: bool, biase
     plan = choice.plan
     type, sums, sweep = plan.type, plan.type.compute, plan.sweep
     lanes = target.lanes(type)
-    blocks, size = plan.blocks(lanes), plan.packed_block(lanes)
+    blocks, slices = plan.groups * plan.blocks(lanes), -(-plan.inputs // plan.slice_depth)
     pack = compiler.kernel(
         packing.pack, pointer(type), pointer(sums), weights=weights_of(w_shape, plan.groups, plan.layout, transposed),
         inputs=plan.inputs, outputs=plan.outputs, block=plan.block(lanes), taps=plan.packed_taps(lanes),
-        kernel=math.prod(sweep.kernel), size=size,
+        kernel=math.prod(sweep.kernel), depth=plan.slice_depth,
     )  # fmt: skip
     params = [pointer(type), pointer(sums), pointer(type), pointer(type), pointer(i64), scalar(), pointer(sums)]
-    kernel = compiler.kernel(channel_kernels.sweep_channels, *params, plan=plan, biased=biased)
-    room = plan.groups * blocks * size
-    return _Run(pack, plan.groups * blocks, kernel, plan.pieces, room, sum(plan.scratch(lanes)), sums)
+    kernel = compiler.kernel(_NESTS[choice.algorithm], *params, plan=plan, biased=biased)
+    room = blocks * sweep.taps * plan.inputs * plan.block(lanes)
+    return _Run(pack, blocks * slices, kernel, plan.pieces, room, sum(plan.scratch(lanes)), sums)
 
 
 def _sweep(
