@@ -191,7 +191,7 @@ _PLANE_TILES = {
 
 def plane_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tuple[PlanePlan, float]]:
     """Vectors over positions: planes whose rows are read one position apart."""
-    c, lanes = CONSTANTS, target.lanes(problem.type)
+    lanes = target.lanes(problem.type)
     if problem.layout != "NCX" or sweep.step[1:] != (1, 1) or sweep.spread[2] > 4:
         return
     whole = problem.type is problem.type.compute

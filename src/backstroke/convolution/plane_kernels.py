@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..jit.types import Type, i64
 from .sweep_plan import SweepPlan, counts_of_piece, first_input, place_of_piece
-from .sweeps import Phase, Sweep, tap_count
+from .sweeps import Axis, Phase, Sweep, tap_count
 from .tiles import View, accumulate, least, some, stage_planes, tensor_view, whole
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class PlanePlan(SweepPlan):
         return staged, 0 if self.direct else min(self.span, self.outputs) * self.sums(lanes)[0] + lanes
 
 
-def _count(size: int, axis) -> int:  # type: ignore[no-untyped-def]
+def _count(size: int, axis: Axis) -> int:
     """How many outputs of a phase lie among the first `size` of all."""
     return max(0, -(-(size - axis.first) // axis.spread))
 
@@ -132,7 +132,8 @@ def sweep_planes(
             here = weights.at(start * (plan.blocks(lanes) * each)).at(span * (plan.span // lanes) * block)
             walk.multiply(staged, here, block, start, depth)
         if not plan.direct:
-            _deliver(k, plan, sums, goal, output_view, k.least(plan.span, plan.outputs - first), present, counts, biases)
+            channels = k.least(plan.span, plan.outputs - first)
+            _deliver(k, plan, sums, goal, output_view, channels, present, counts, biases)
 
 
 class _Walk:
@@ -243,11 +244,11 @@ class _Walk:
         picks = list(rows)
         for step in k.unrolled(0, depth, 4) if count == 1 else k.range(depth):
             here, block = source.at(step * view.channel), weights.at(step * (plan.sweep.taps * lanes))
-            for i in k.range(a):
-                for j in k.range(b):
+            for u in k.range(a):
+                for v in k.range(b):
                     for m in k.range(c):
-                        place = i * pitches[0] + j * pitches[1] + m * pitches[2]
-                        accumulate(k, totals, block.at(((i * b + j) * c + m) * lanes), picks, here.at(place))
+                        shift = u * pitches[0] + v * pitches[1] + m * pitches[2]
+                        accumulate(k, totals, block.at(((u * b + v) * c + m) * lanes), picks, here.at(shift))
         for place, row in zip(places, totals, strict=True):
             for total, at in zip(row, spans, strict=True):
                 place[at] = total.read()
@@ -285,7 +286,7 @@ def _deliver(
                         _weave(k, plan, rows, goal.at(n * view.image).at(where), counts[2], empty)
 
 
-def _some_count(k: Trace, size: Value | int, axis) -> Value | int:  # type: ignore[no-untyped-def]
+def _some_count(k: Trace, size: Value | int, axis: Axis) -> Value | int:
     if isinstance(size, int):
         return _count(size, axis)
     return k.most(size - axis.first + (axis.spread - 1), 0) // axis.spread

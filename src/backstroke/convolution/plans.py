@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,10 @@ from .packing import Weights
 
 _DTYPES: dict[Type, np.dtype] = {f32: np.dtype(np.float32), f64: np.dtype(np.float64)}
 _LINE = 16
-_NESTS = {"channels": channel_kernels.sweep_channels, "planes": plane_kernels.sweep_planes}
+_NESTS: dict[str, Callable[..., None]] = {
+    "channels": channel_kernels.sweep_channels,
+    "planes": plane_kernels.sweep_planes,
+}
 
 
 @dataclass(frozen=True)
