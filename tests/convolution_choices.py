@@ -10,27 +10,18 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-import backstroke.convolution
 from backstroke import memory
 from backstroke.convolution import choices
+from backstroke.known import forget
 
 TABLES = (choices.SWEEPS, choices.WEIGHTS)
 _BYTES = 4096  # a constant of that size is a number of bytes
 Price = Callable[[str, int, Any, float], float]
-
-
-def forget() -> None:
-    """Drop all plans that are remembered."""
-    for module in [m for m in vars(backstroke.convolution).values() if isinstance(m, ModuleType)]:
-        for thing in vars(module).values():
-            if hasattr(thing, "cache_clear") and getattr(thing, "__module__", "") == module.__name__:
-                thing.cache_clear()
 
 
 @contextmanager

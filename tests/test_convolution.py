@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checks import BFLOAT16, DTYPES, Guarded, same_bits
-from convolution_choices import Fenced, any_plan, every_plan, forget
+from convolution_choices import Fenced, any_plan, every_plan
 from convolution_problems import Problem, problem, problems, recorded
 from helpers import python, try_python
 from hypothesis import given, settings
@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 
 import backstroke as bs
 from backstroke import memory
-from backstroke.convolution import choices, conv, conv_grad, plan, reference
+from backstroke.convolution import choices, conv, conv_grad, plan, plans, reference
 from backstroke.jit import compile as compiler
 from backstroke.jit import target
-from backstroke.jit.threads import pool
+from backstroke.known import forget
 from benchmarks.convolution import layers
 
 NAMES = ("y", "dx", "dw", "db")
@@ -300,9 +300,11 @@ def test_working_memory(layout: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
 
     Kernels take no memory of their own, so they need not run: what Python takes for them is counted.
     """
-    ran = []
-    monkeypatch.setattr(compiler, "kernel", lambda *_, **__: SimpleNamespace(pack=lambda *words: words))
-    monkeypatch.setattr(pool, "run", lambda *given: ran.append(given))
+    ran: list[Any] = []
+    prepared = SimpleNamespace(call=lambda *given: ran.append(given) or True)
+    monkeypatch.setattr(compiler, "kernel", lambda *_, **__: None)
+    monkeypatch.setattr(plans, "Prepared", lambda *_, **__: prepared)
+    forget()
     for algorithm, threads in itertools.product(["", *choices.ALGORITHMS] if dtype == np.float32 else [""], (1, 2)):
         monkeypatch.setenv("BACKSTROKE_CONV_ALGORITHM", algorithm)
         bs.set_num_threads(threads)

@@ -11,15 +11,17 @@ their arguments can; the dialects use them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from .. import arrays
+from .. import arrays, known
 from ..geometry import Geometry, integers
-from . import plans
+from ..jit.threads import pool
+from . import choices, plans
 from .shapes import Axes, ConvGrads, Pads, Shapes, shapes_of
 
 
@@ -42,9 +44,19 @@ def conv(
     is NaN or infinite spoils the sums that it is in. In w it may spoil windows that hang over the padding as well, for
     zero times infinity is NaN.
     """
+    arguments = (getattr(w, "shape", None), b is None, strides, pads, dilations, group, auto_pad, layout)
+    key = _key("conv", x, arguments)
+    call = known.find(key)
+    if call is not None:
+        y = call.results[0]() if out is None else out
+        if call.call(x, w, call.work(), y) if b is None else call.call(x, w, b, call.work(), y):
+            return y
     values, weights = arrays.floating("x", x), arrays.floating("w", w)
     shapes = shapes_of(values.shape, weights.shape, strides, pads, dilations, group, auto_pad, layout)
-    return products(x, w, b, shapes, out=out)
+    y = products(x, w, b, shapes, out=out)
+    if values.size and weights.size:
+        known.learn(key, x, arguments, plans.forward(shapes, values.dtype, b is not None))
+    return y
 
 
 def conv_grad(
@@ -68,9 +80,21 @@ def conv_grad(
     What is NaN or infinite in dy, x or w spoils the sums that it is in. What lies outside counts as zeros: in sums at
     the borders zero times infinity may make NaN as well. db sees dy alone.
     """
+    arguments = (getattr(w, "shape", None), strides, pads, dilations, group, auto_pad, layout, wrt)
+    key = _key("conv_grad", x, arguments)
+    found = known.find(key)
+    if found is not None and getattr(w, "dtype", None) is x.dtype:
+        (call, reads), names, given = found, _names(wrt), {"dy": dy, "x": x, "w": w}
+        results = [make() for make in call.results] if out is None else _outs(out, names)
+        if call.call(*map(given.__getitem__, reads), call.work(), *results):
+            named = dict(zip(names, results, strict=True))
+            return ConvGrads(named.get("x"), named.get("w"), named.get("b"))
     values, weights = arrays.floating("x", x), arrays.floating("w", w)
     shapes = shapes_of(values.shape, weights.shape, strides, pads, dilations, group, auto_pad, layout)
-    return products_grad(dy, x, w, shapes, wrt=wrt, out=out)
+    grads = products_grad(dy, x, w, shapes, wrt=wrt, out=out)
+    if values.size and weights.size and 0 not in shapes.y:
+        known.learn(key, x, arguments, plans.gradients(shapes, values.dtype, _names(wrt)))
+    return grads
 
 
 def plan(
@@ -113,7 +137,7 @@ def products(x: Any, w: Any, b: Any, shapes: Shapes, *, out: Any = None) -> Any:
     y = arrays.result(out, shapes.y, values.dtype, inputs)
     bias = inputs.get("b")
     if values.size and weights.size:
-        plans.forward(values, weights, bias, shapes.geometry, shapes.group, shapes.layout, y)
+        plans.forward(shapes, values.dtype, bias is not None).run([*inputs.values()], [y])
     else:  # no sums, or empty ones
         y[...] = 0 if bias is None else _along_channels(bias, shapes)
     return arrays.give(y, out, x)
@@ -135,39 +159,36 @@ def products_grad(
     for position, name in enumerate(names):
         called = f"out[{position}]" if isinstance(out, tuple) else "out"
         results[name] = taken[called] = arrays.result(outs[position], expected[name], gradient.dtype, taken, called)
-    nothing = np.zeros((), gradient.dtype)
-    values, weights = (inputs.get(name, np.broadcast_to(nothing, expected[name])) for name in "xw")
-    _write(gradient, values, weights, shapes, results.get("x"), results.get("w"), results.get("b"))
+    _write(inputs, shapes, names, [results[name] for name in names])
     given = {name: arrays.give(results[name], place, dy) for name, place in zip(names, outs, strict=True)}
     return ConvGrads(given.get("x"), given.get("w"), given.get("b"))
 
 
 def _write(
-    dy: np.ndarray,
-    x: np.ndarray,
-    w: np.ndarray,
-    shapes: Shapes,
-    dx: np.ndarray | None,
-    dw: np.ndarray | None,
-    db: np.ndarray | None,
+    inputs: dict[str, np.ndarray], shapes: Shapes, names: tuple[str, ...], results: Sequence[np.ndarray]
 ) -> None:
-    """Write what is not None. The kernels need not know of empty arrays."""
-    if dy.size and x.size and w.size:
-        plans.gradients(dy, x, w, shapes.geometry, shapes.group, shapes.layout, dx, dw, db)
+    """Write the results that `names` tells. The kernels need not know of empty arrays."""
+    dy = inputs["dy"]
+    if dy.size and math.prod(shapes.x) and math.prod(shapes.w):
+        call, reads = plans.gradients(shapes, dy.dtype, names)
+        call.run([inputs[name] for name in reads], results)
         return
-    for result in (dx, dw, db):
-        if result is not None:
-            result[...] = 0
-    if db is not None and dy.size:  # as of a kernel of 1 on one channel, which none of the others asks for
-        sizes = shapes.geometry.output_size
-        geometry = Geometry.of(sizes, 1, strides=1)
-        nothing, ones = np.zeros((), dy.dtype), (1,) * geometry.rank
-        if shapes.layout == "NCX":
-            x_shape, w_shape = (dy.shape[0], 1, *sizes), (db.size, 1, *ones)
-        else:
-            x_shape, w_shape = (dy.shape[0], *sizes, 1), (*ones, 1, db.size)
-        x, w = np.broadcast_to(nothing, x_shape), np.broadcast_to(nothing, w_shape)
-        plans.gradients(dy, x, w, geometry, 1, shapes.layout, None, None, db)
+    for name, result in zip(names, results, strict=True):
+        result[...] = 0
+        if name == "b" and dy.size:  # as of a kernel of 1 on one channel
+            sizes = shapes.geometry.output_size
+            geometry, ones = Geometry.of(sizes, 1, strides=1), (1,) * len(sizes)
+            if shapes.layout == "NCX":
+                x_shape, w_shape = (dy.shape[0], 1, *sizes), (result.size, 1, *ones)
+            else:
+                x_shape, w_shape = (dy.shape[0], *sizes, 1), (*ones, 1, result.size)
+            call, _ = plans.gradients(Shapes(geometry, 1, shapes.layout, x_shape, w_shape), dy.dtype, ("b",))
+            call.run([dy], [result])
+
+
+def _key(op: str, x: Any, arguments: tuple[Any, ...]) -> known.Key | None:
+    """What tells a call from others; how it is computed depends on two settings as well."""
+    return known.key(op, x, (arguments, choices.forced(), pool.threads))
 
 
 def _along_channels(b: np.ndarray, shapes: Shapes) -> np.ndarray:

@@ -1,27 +1,34 @@
-"""From checked arrays to kernels: the plan of a convolution, made once for each problem, and its run."""
+"""From checked shapes to kernels: what computes a convolution, prepared once for each problem, and its run.
+
+A call is a few nests in turn: weights are packed, the sweep runs, the gradient of the weights is summed up and put into
+the caller's order. All of them get the same arguments, the arrays' addresses, among them one array of working memory;
+what a nest takes of these is said by `Part`s.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import arrays, memory
+from .. import arrays, known, memory
 from ..geometry import Geometry
 from ..jit import compile as compiler
+from ..jit.prepared import Prepared, Step
 from ..jit.target import Target, current
 from ..jit.threads import pool
-from ..jit.types import Type, f32, f64, i64, pointer, scalar
+from ..jit.types import Type, i8, i64, pointer, scalar
 from . import channel_kernels, choices, packing, plane_kernels, sweeps, weight_kernels
 from .choices import ALGORITHMS, Choice, Problem
 from .packing import Weights
+from .shapes import Shape, Shapes
 
-_DTYPES: dict[Type, np.dtype] = {f32: np.dtype(np.float32), f64: np.dtype(np.float64)}
-_LINE = 16
+if TYPE_CHECKING:
+    from ..jit.trace import Trace, Value
+
 _NESTS: dict[str, Callable[..., None]] = {
     "channels": channel_kernels.sweep_channels,
     "planes": plane_kernels.sweep_planes,
@@ -50,24 +57,6 @@ def explain(
     )
 
 
-def forward(
-    x: np.ndarray, w: np.ndarray, b: np.ndarray | None, geometry: Geometry, group: int, layout: str, y: np.ndarray
-) -> None:
-    """Write the convolution of x."""
-    _sweep(x, w, b, y, geometry, group, layout, x.shape, transposed=False)
-
-
-def gradients(
-    dy: np.ndarray, x: np.ndarray, w: np.ndarray, geometry: Geometry, group: int, layout: str,
-    dx: np.ndarray | None, dw: np.ndarray | None, db: np.ndarray | None,
-) -> None:  # fmt: skip
-    """Write those gradients that are not None; nothing else is computed."""
-    if dx is not None:
-        _sweep(dy, w, None, dx, geometry, group, layout, x.shape, transposed=True)
-    if dw is not None or db is not None:
-        _weights(dy, x, w.shape, dw, db, geometry, group, layout)
-
-
 def weights_of(shape: tuple[int, ...], group: int, layout: str, transposed: bool) -> Weights:
     """Where weights stand, seen by a sweep; `transposed`: its inputs are the convolution's outputs."""
     if layout == "NCX":
@@ -84,7 +73,7 @@ def _channels(shape: tuple[int, ...], layout: str) -> int:
     return shape[1] if layout == "NCX" else shape[-1]
 
 
-@functools.lru_cache(maxsize=1024)
+@known.kept
 def _sweep_choice(
     geometry: Geometry, x_shape: tuple[int, ...], w_shape: tuple[int, ...], group: int, layout: str, type: Type,
     transposed: bool, target: Target, only: str,
@@ -98,7 +87,7 @@ def _sweep_choice(
     return choices.best(choices.SWEEPS, only, sweep, problem, target)
 
 
-@functools.lru_cache(maxsize=1024)
+@known.kept
 def _weight_choice(
     geometry: Geometry, x_shape: tuple[int, ...], w_shape: tuple[int, ...], group: int, layout: str, type: Type,
     weighted: bool, biased: bool, target: Target, only: str,
@@ -122,114 +111,196 @@ def _in_three(geometry: Geometry, images: int, layout: str) -> tuple[Geometry, i
     return Geometry.of((1, 1, size), ones, strides=1), 1 if layout == "NXC" else images
 
 
-class _Scratch:
-    """Memory for each thread that may work at once, and the flags by which it is borrowed."""
+# ---- calls ----------------------------------------------------------------------------------------------------------
 
-    def __init__(self, size: int, type: Type) -> None:
-        size = -(-size // _LINE) * _LINE
-        self._slots = pool.threads
-        self._flags = np.zeros(self._slots * 8 + 8, np.int64)
-        self._memory = _room(self._slots * size, type)
-
-    @property
-    def arguments(self) -> tuple[int, int, int]:
-        flags = arrays.address(self._flags)
-        return flags + -flags % 64, self._slots, _aligned(self._memory)
-
-
-def _room(size: int, type: Type) -> np.ndarray:
-    """Room for so many elements behind the next cache line."""
-    fresh: np.ndarray = memory.pool.empty((size + 64,), _DTYPES[type])
-    return fresh
-
-
-def _aligned(room: np.ndarray) -> int:
-    place = arrays.address(room)
-    return place + -place % 64
+_LINE = 64  # bytes
+_UNUSED = -1
+AT_ONCE = 1 << 21  # multiplications and additions that are not worth waking anybody for
+Nest = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class _Run:
-    """The kernels of one choice, compiled, and how their work is cut."""
+class Part:
+    """One argument of a nest: an argument of the call, or what lies `offset` bytes into the working memory."""
 
-    first: compiler.Function
-    first_pieces: int
-    second: compiler.Function
-    second_pieces: int
-    room: int  # elements between the two: packed weights, or sums that are not yet in order
-    scratch: int
-    sums: Type
+    argument: int
+    type: Type
+    offset: int | None = None
+    scalar: bool = False
 
 
-@functools.lru_cache(maxsize=1024)
-def _sweep_run(choice: Choice, w_shape: tuple[int, ...], transposed: bool, biased: bool, target: Target) -> _Run:
+def with_parts(k: Trace, piece: Value, *arguments: Any, nest: Nest, parts: tuple[Part, ...], **constants: Any) -> None:
+    """A piece of a nest, which gets those parts of the call's arguments."""
+    given: list[Any] = []
+    for part in parts:
+        if part.argument == _UNUSED:
+            given.append(k.dereference(k.value(0, i64), part.type))
+        elif part.scalar:
+            given.append(arguments[part.argument])
+        elif part.offset is None:
+            given.append(k.dereference(arguments[part.argument].address, part.type))
+        else:
+            first = arguments[part.argument].address + (_LINE - 1) & -_LINE
+            given.append(k.dereference(first + part.offset, part.type))
+    nest(k, piece, *given, **constants)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A nest of a call. Its parts are named; those in `rooms` are working memory of so many bytes."""
+
+    nest: Nest
+    pieces: int
+    parts: tuple[tuple[str, Type], ...]
+    constants: dict[str, Any]
+
+
+class Call:
+    """Nests that are ready to run in turn on arrays of known shapes and types, one of them working memory.
+
+    `call(*inputs, work(), *outputs)` runs them where all is plain, and says whether it did.
+    """
+
+    def __init__(
+        self, inputs: dict[str, Shape], outputs: dict[str, Shape], dtype: np.dtype,
+        passes: Sequence[tuple[list[_Turn], dict[str, int], int]], operations: int,
+    ) -> None:  # fmt: skip
+        """`passes` follow one another and share working memory: turns, rooms in bytes, scratch bytes of a thread."""
+        slots, work = pool.threads, 0
+        names = [*inputs, "work", *outputs]
+        steps = []
+        params = [pointer(arrays.TYPES[dtype])] * len(names) + [pointer(i64), pointer(i64), scalar()]
+        params[len(inputs)] = pointer(i8)
+        for turns, rooms, scratch in passes:
+            end, places = 0, {}
+            for name, size in (*rooms.items(), ("memory", scratch * slots)):
+                places[name] = end
+                end += -(-size // _LINE) * _LINE
+            work = max(work, end)
+            for turn in turns:
+                parts = []
+                for name, type in turn.parts:
+                    if name in places:
+                        parts.append(Part(len(inputs), type, places[name]))
+                    elif name in ("flags", "slots"):
+                        parts.append(Part(len(names) + 1 + (name == "slots"), type, scalar=name == "slots"))
+                    else:
+                        parts.append(Part(names.index(name) if name in names else _UNUSED, type))
+                kernel = compiler.kernel(with_parts, *params, nest=turn.nest, parts=tuple(parts), **turn.constants)
+                steps.append(Step(kernel, turn.pieces))
+        self._flags = np.zeros(slots * 8 + 8, np.int64)
+        first = arrays.address(self._flags)
+        self.work_bytes = work + _LINE
+        shapes = [(shape, dtype) for shape in inputs.values()]
+        shapes += [((self.work_bytes,), np.dtype(np.uint8)), *((shape, dtype) for shape in outputs.values())]
+        self._prepared = Prepared(
+            shapes, params, (first + -first % _LINE, slots), steps, written=1 + len(outputs),
+            at_once=operations <= AT_ONCE,
+        )  # fmt: skip
+        self.call, self._inputs = self._prepared.call, len(inputs)
+        self.work = self._maker((self.work_bytes,), np.dtype(np.uint8))
+        self.results = [self._maker(shape, dtype) for shape in outputs.values()]
+
+    @staticmethod
+    def _maker(shape: Shape, dtype: np.dtype) -> Callable[[], np.ndarray]:
+        return lambda: memory.pool.empty(shape, dtype)
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Run on arrays of these shapes and types, wherever they lie; those to write are dense."""
+        work = self.work()
+        if not self.call(*inputs, work, *outputs):
+            dense = [*(arrays.in_order(x, range(x.ndim)) for x in inputs), work, *outputs]
+            self._prepared.run(*map(arrays.address, dense))
+
+
+def forward(shapes: Shapes, dtype: np.dtype, biased: bool) -> Call:
+    """The call of a forward pass: of (x, w, bias, if there is one) and y."""
+    return _forward(shapes, dtype, biased, current(), choices.forced(), pool.threads)
+
+
+def gradients(shapes: Shapes, dtype: np.dtype, wrt: tuple[str, ...]) -> tuple[Call, tuple[str, ...]]:
+    """The call of those gradients, which come in this order, and the names of the arrays that it reads."""
+    return _gradients(shapes, dtype, wrt, current(), choices.forced(), pool.threads)
+
+
+@known.kept
+def _forward(shapes: Shapes, dtype: np.dtype, biased: bool, target: Target, only: str, threads: int) -> Call:
+    key = (shapes.geometry, shapes.x, shapes.w, shapes.group, shapes.layout, arrays.TYPES[dtype])
+    choice = _sweep_choice(*key, False, target, only)
+    inputs = {"x": shapes.x, "w": shapes.w} | ({"b": shapes.b} if biased else {})
+    operations = 2 * shapes.products
+    turns = _sweep_turns(choice, shapes.w, False, "x", "b" if biased else "", "y", target)
+    return Call(inputs, {"y": shapes.y}, dtype, [turns], operations)
+
+
+@known.kept
+def _gradients(
+    shapes: Shapes, dtype: np.dtype, wrt: tuple[str, ...], target: Target, only: str, threads: int
+) -> tuple[Call, tuple[str, ...]]:
+    key = (shapes.geometry, shapes.x, shapes.w, shapes.group, shapes.layout, arrays.TYPES[dtype])
+    whole = {"dy": shapes.y} | ({"x": shapes.x} if "w" in wrt else {}) | ({"w": shapes.w} if "x" in wrt else {})
+    results = {"d" + name: {"x": shapes.x, "w": shapes.w, "b": shapes.b}[name] for name in wrt}
+    passes = []
+    if "x" in wrt:
+        choice = _sweep_choice(*key, True, target, only)
+        passes.append(_sweep_turns(choice, shapes.w, True, "dy", "", "dx", target))
+    if "w" in wrt or "b" in wrt:
+        choice = _weight_choice(*key, "w" in wrt, "b" in wrt, target, only)
+        passes.append(_weight_turns(choice, shapes.w, target))
+    operations = 2 * shapes.products * len({"x", "w"} & set(wrt)) + math.prod(shapes.y)
+    return Call(whole, results, dtype, passes, operations), tuple(whole)
+
+
+Pass = tuple[list[_Turn], dict[str, int], int]
+_SCRATCH = (("flags", i64), ("slots", i64))
+
+
+def _sweep_turns(
+    choice: Choice, w_shape: Shape, transposed: bool, source: str, bias: str, goal: str, target: Target
+) -> Pass:
+    """The nests of a sweep, the room between them, and the scratch memory of a thread, in bytes."""
     plan = choice.plan
     type, sums, sweep = plan.type, plan.type.compute, plan.sweep
     lanes = target.lanes(type)
     blocks, slices = plan.groups * plan.blocks(lanes), -(-plan.inputs // plan.slice_depth)
-    pack = compiler.kernel(
-        packing.pack, pointer(type), pointer(sums), weights=weights_of(w_shape, plan.groups, plan.layout, transposed),
-        inputs=plan.inputs, outputs=plan.outputs, block=plan.block(lanes), taps=plan.packed_taps(lanes),
-        kernel=math.prod(sweep.kernel), depth=plan.slice_depth,
+    pack = _Turn(
+        packing.pack, blocks * slices, (("w", type), ("packed", sums)),
+        {
+            "weights": weights_of(w_shape, plan.groups, plan.layout, transposed), "inputs": plan.inputs,
+            "outputs": plan.outputs, "block": plan.block(lanes), "taps": plan.packed_taps(lanes),
+            "kernel": math.prod(sweep.kernel), "depth": plan.slice_depth,
+        },
     )  # fmt: skip
-    params = [pointer(type), pointer(sums), pointer(type), pointer(type), pointer(i64), scalar(), pointer(sums)]
-    kernel = compiler.kernel(_NESTS[choice.algorithm], *params, plan=plan, biased=biased)
-    room = blocks * sweep.taps * plan.inputs * plan.block(lanes)
-    return _Run(pack, blocks * slices, kernel, plan.pieces, room, sum(plan.scratch(lanes)), sums)
+    parts = ((source, type), ("packed", sums), (bias, type), (goal, type), *_SCRATCH, ("memory", sums))
+    turn = _Turn(_NESTS[choice.algorithm], plan.pieces, parts, {"plan": plan, "biased": bool(bias)})
+    packed = blocks * sweep.taps * plan.inputs * plan.block(lanes) * sums.bytes
+    return [pack, turn], {"packed": packed}, _scratch_bytes(plan, lanes)
 
 
-def _sweep(
-    source: np.ndarray, w: np.ndarray, bias: np.ndarray | None, target: np.ndarray, geometry: Geometry, group: int,
-    layout: str, x_shape: tuple[int, ...], *, transposed: bool,
-) -> None:  # fmt: skip
-    key = (geometry, x_shape, w.shape, group, layout, arrays.TYPES[target.dtype])
-    choice = _sweep_choice(*key, transposed, current(), choices.forced())
-    run = _sweep_run(choice, w.shape, transposed, bias is not None, current())
-    source, w = _dense(source), _dense(w)
-    bias = None if bias is None else _dense(bias)
-    packed, scratch = _room(run.room, run.sums), _Scratch(run.scratch, run.sums)
-    pool.run(run.first, run.first.pack(arrays.address(w), _aligned(packed)), run.first_pieces)
-    places = [arrays.address(source), _aligned(packed), _address(bias), arrays.address(target)]
-    pool.run(run.second, run.second.pack(*places, *scratch.arguments), run.second_pieces)
-
-
-@functools.lru_cache(maxsize=1024)
-def _weight_run(choice: Choice, w_shape: tuple[int, ...], target: Target) -> _Run:
+def _weight_turns(choice: Choice, w_shape: Shape, target: Target) -> Pass:
+    """The nests of a gradient of weights, the room between them, and the scratch memory of a thread, in bytes."""
     plan = choice.plan
     type, sums = plan.type, plan.type.compute
     lanes = target.lanes(type)
     blocks = plan.groups * plan.output_blocks(lanes)
     chunk = blocks * plan.sums(lanes)
-    params = [pointer(type), pointer(type), pointer(sums), pointer(i64), scalar(), pointer(sums)]
-    kernel = compiler.kernel(weight_kernels.weight_gradient, *params, plan=plan)
-    unpack = compiler.kernel(
-        packing.unpack, pointer(sums), pointer(type), pointer(type),
-        weights=weights_of(w_shape, plan.groups, plan.layout, False), inputs=plan.inputs, outputs=plan.outputs,
-        block=plan.block(lanes), kernel=plan.taps, chunks=plan.chunks, chunk=chunk, biased=plan.biased, type=type,
+    parts = (("dy", type), ("x", type), ("partial", sums), *_SCRATCH, ("memory", sums))
+    turn = _Turn(weight_kernels.weight_gradient, plan.pieces(lanes), parts, {"plan": plan})
+    unpack = _Turn(
+        packing.unpack, blocks, (("partial", sums), ("dw", type), ("db", type)),
+        {
+            "weights": weights_of(w_shape, plan.groups, plan.layout, False), "inputs": plan.inputs,
+            "outputs": plan.outputs, "block": plan.block(lanes), "kernel": plan.taps, "chunks": plan.chunks,
+            "chunk": chunk, "biased": plan.biased, "type": type,
+        },
     )  # fmt: skip
-    return _Run(kernel, plan.pieces(lanes), unpack, blocks, plan.chunks * chunk, sum(plan.scratch(lanes)) + 16, sums)
+    return [turn, unpack], {"partial": plan.chunks * chunk * sums.bytes}, _scratch_bytes(plan, lanes)
 
 
-def _weights(
-    dy: np.ndarray, x: np.ndarray, w_shape: tuple[int, ...], dw: np.ndarray | None, db: np.ndarray | None,
-    geometry: Geometry, group: int, layout: str,
-) -> None:  # fmt: skip
-    key = (geometry, x.shape, w_shape, group, layout, arrays.TYPES[dy.dtype])
-    choice = _weight_choice(*key, dw is not None, db is not None, current(), choices.forced())
-    run = _weight_run(choice, w_shape, current())
-    dy, x = _dense(dy), _dense(x)
-    partial, scratch = _room(run.room, run.sums), _Scratch(run.scratch, run.sums)
-    places = [arrays.address(dy), arrays.address(x), _aligned(partial)]
-    pool.run(run.first, run.first.pack(*places, *scratch.arguments), run.first_pieces)
-    pool.run(run.second, run.second.pack(_aligned(partial), _address(dw), _address(db)), run.second_pieces)
+def _scratch_bytes(plan: Any, lanes: int) -> int:
+    """What a thread needs, in whole cache lines."""
+    size: int = (sum(plan.scratch(lanes)) + 16) * plan.type.compute.bytes
+    return -(-size // _LINE) * _LINE
 
 
-def _address(x: np.ndarray | None) -> int:
-    return 0 if x is None else arrays.address(x)
-
-
-def _dense(x: np.ndarray) -> np.ndarray:
-    return arrays.in_order(x, range(x.ndim))
-
-
-__all__: list[Any] = ["ALGORITHMS", "Plan", "explain", "forward", "gradients"]
+__all__: list[Any] = ["ALGORITHMS", "Call", "Plan", "explain", "forward", "gradients"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,6 +42,12 @@ class Shapes:
     def y(self) -> Shape:
         """The shape of y and dy."""
         return in_layout((self.x[0], self.outputs), self.geometry.output_size, self.layout)
+
+    @property
+    def products(self) -> int:
+        """Multiplications of the convolution, those with padding included."""
+        inside = self.w[1] if self.layout == "NCX" else self.w[-2]
+        return math.prod(self.y) * inside * math.prod(self.geometry.kernel)
 
     @property
     def b(self) -> Shape:

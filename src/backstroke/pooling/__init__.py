@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays
+from .. import arrays, known
 from ..geometry import Counted, Geometry, ceil_rounding, in_layout, integers, spatial_axes
 from . import plans
 
@@ -57,8 +57,8 @@ def max_pool_grad(dy: Any, indices: Any, input_shape: Sequence[int], *, out: Any
     window without a maximum: `max_pool_grad_from_input` gives such a window's gradient to nobody. NaN and infinities in
     dy reach only the element that is named.
     """
-    key = plans.key("max_pool_grad", dy, (input_shape,))
-    plan = plans.known(key)
+    key = known.key("max_pool_grad", dy, (input_shape,))
+    plan = known.find(key)
     if plan is not None:
         result = plan.empty() if out is None else out
         if plan.call(dy, indices, result):
@@ -84,7 +84,7 @@ def max_pool_grad(dy: Any, indices: Any, input_shape: Sequence[int], *, out: Any
         outside = np.flatnonzero((flat < 0) | (flat >= size))
         position = int(outside[0]) if outside.size else 0
         raise ValueError(f"indices: {flat[position]} at position {position} is out of range [0, {size})")
-    plans.learn(key, dy, (input_shape,), plan)
+    known.learn(key, dy, (input_shape,), plan)
     return arrays.give(result, out, dy)
 
 
@@ -108,8 +108,8 @@ def max_pool_grad_from_input(
     the element that won.
     """
     arguments = (kernel, strides, pads, dilations, auto_pad, ceil_mode, layout)
-    key = plans.key("max_pool_grad_from_input", x, arguments)
-    plan = plans.known(key)
+    key = known.key("max_pool_grad_from_input", x, arguments)
+    plan = known.find(key)
     if plan is not None:
         result = plan.empty() if out is None else out
         if plan.call(dy, x, result):
@@ -118,7 +118,7 @@ def max_pool_grad_from_input(
     geometry = _geometry("x", values.shape, *arguments)
     result = window_max_grad(dy, x, geometry, layout, out=out)
     if result.size and type(dy) is np.ndarray:
-        plans.learn(key, x, arguments, plans.max_grad(values.shape, values.dtype, geometry, layout, False))
+        known.learn(key, x, arguments, plans.max_grad(values.shape, values.dtype, geometry, layout, False))
     return result
 
 
@@ -166,8 +166,8 @@ def avg_pool_grad(
     """
     windows = (kernel, strides, pads, dilations, auto_pad, ceil_mode, layout)
     arguments = (input_shape, count_include_pad, windows)
-    key = plans.key("avg_pool_grad", dy, arguments)
-    plan = plans.known(key)
+    key = known.key("avg_pool_grad", dy, arguments)
+    plan = known.find(key)
     if plan is not None:
         result = plan.empty() if out is None else out
         if plan.call(dy, result):
@@ -176,7 +176,7 @@ def avg_pool_grad(
     geometry, counted = _geometry("input_shape", shape, *windows), _counted(count_include_pad)
     result = window_mean_grad(dy, shape, geometry, counted, layout, out=out)
     if result.size and type(dy) is np.ndarray:
-        plans.learn(key, dy, arguments, plans.mean_grad(shape, dy.dtype, geometry, counted, layout, False))
+        known.learn(key, dy, arguments, plans.mean_grad(shape, dy.dtype, geometry, counted, layout, False))
     return result
 
 
@@ -185,8 +185,8 @@ def global_avg_pool_grad(dy: Any, input_shape: Sequence[int], *, layout: str = "
 
     dy has the shape of the input with every spatial size 1. A NaN or an infinity in dy fills its own plane.
     """
-    key = plans.key("global_avg_pool_grad", dy, (input_shape, layout))
-    plan = plans.known(key)
+    key = known.key("global_avg_pool_grad", dy, (input_shape, layout))
+    plan = known.find(key)
     if plan is not None:
         result = plan.empty() if out is None else out
         if plan.call(dy, result):
@@ -198,13 +198,13 @@ def global_avg_pool_grad(dy: Any, input_shape: Sequence[int], *, layout: str = "
     result = window_mean_grad(dy, shape, geometry, "kernel", layout, out=out)
     if result.size and type(dy) is np.ndarray:
         arguments = (input_shape, layout)
-        plans.learn(key, dy, arguments, plans.mean_grad(shape, dy.dtype, geometry, "kernel", layout, False))
+        known.learn(key, dy, arguments, plans.mean_grad(shape, dy.dtype, geometry, "kernel", layout, False))
     return result
 
 
 def forget_plans() -> None:
     """Make all plans anew, as when what counts as a large output changes."""
-    plans.forget()
+    known.forget()
 
 
 # ---- by geometry ----------------------------------------------------------------------------------------------------

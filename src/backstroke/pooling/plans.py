@@ -6,15 +6,13 @@ How a tensor is cut depends on its shape and type alone. A plan is made once for
 from __future__ import annotations
 
 import functools
-import marshal
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import arrays, memory
+from .. import arrays, known, memory
 from ..geometry import Counted, Geometry, in_layout
 from ..jit import compile as compiler
 from ..jit import stage
@@ -62,54 +60,7 @@ class Plan:
         return own._prepared.run(*map(arrays.address, dense))
 
 
-# ---- found again by the arguments of a call -------------------------------------------------------------------------
-
-_known: dict[Any, Plan] = {}
-_MOST_KNOWN = 1024
-Key = tuple[str, np.dtype, bytes]
-
-
-def key(op: str, x: Any, arguments: tuple[Any, ...]) -> Key | None:
-    """What tells a call from others: as bytes, in which 3, 3.0 and True are three things."""
-    try:
-        return op, x.dtype, marshal.dumps((x.shape, arguments), 2)
-    except (AttributeError, ValueError):  # another library's array, or arguments that are not plain
-        return None
-
-
-known: Callable[[Any], Plan | None] = _known.get
-
-
-def learn(key: Key | None, x: Any, arguments: tuple[Any, ...], plan: Plan) -> None:
-    """Find the plan at once when the same call comes again."""
-    if key is not None and type(x) is np.ndarray and _plain(arguments):
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[key] = plan
-
-
-def _plain(x: Any) -> bool:
-    return x is None or type(x) in (int, bool, str) or (type(x) in (tuple, list) and all(map(_plain, x)))
-
-
-_caches: list[Any] = []
-
-
-def planned(make: Callable[..., Plan]) -> Callable[..., Plan]:
-    """Keep the plans that a function makes."""
-    known = functools.lru_cache(maxsize=256)(make)
-    _caches.append(known)
-    return known
-
-
-def forget() -> None:
-    """Make all plans anew: for another target, other limits, or in a forked child."""
-    for cache in _caches:
-        cache.cache_clear()
-    _known.clear()
-
-
-@functools.lru_cache(maxsize=64)
+@known.kept
 def _scratch(size: int) -> tuple[tuple[int, int, int], np.ndarray, np.ndarray]:
     """Memory of `size` bytes for each thread that may work at once: ((flags, slots, place), what holds them).
 
@@ -119,12 +70,6 @@ def _scratch(size: int) -> tuple[tuple[int, int, int], np.ndarray, np.ndarray]:
     flags, place = np.zeros(slots * 8 + 8, np.int64), np.empty(slots * size + 64, np.uint8)
     first, start = arrays.address(flags), arrays.address(place)
     return (first + -first % 64, slots, start + -start % 64), flags, place
-
-
-_caches.append(_scratch)
-compiler.on_switch.append(forget)
-if hasattr(os, "register_at_fork"):  # a thread of the parent may have been in the middle of something
-    os.register_at_fork(after_in_child=forget)
 
 
 def _borrowed(count: int, type: Type) -> tuple[list[Param], tuple[int, int, int], Any]:
@@ -195,7 +140,7 @@ def _one_window(geometry: Geometry) -> bool:
     )
 
 
-@planned
+@known.kept
 def mean_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counted, layout: str, double: bool) -> Plan:
     """The gradient of an average: (dy, dx)."""
     geometry.require_int64()
@@ -240,7 +185,7 @@ def _broadcast(
     return Plan(both, params, [items, float(divisor)], [step], None, at_once=math.prod(shape) <= AT_ONCE)
 
 
-@planned
+@known.kept
 def mean(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counted, layout: str) -> Plan:
     """The averages: (x, y)."""
     geometry.require_int64()
@@ -259,7 +204,7 @@ def mean(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counted, la
 # ---- maxima ---------------------------------------------------------------------------------------------------------
 
 
-@planned
+@known.kept
 def maxima(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, indexed: bool) -> Plan:
     """The maxima, and where they stand: (x, y), or (x, y, indices)."""
     geometry.require_int64()
@@ -277,7 +222,7 @@ def maxima(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, index
     return Plan(every, [], [], [step], None, written=len(every) - 1, at_once=math.prod(shape) <= AT_ONCE)
 
 
-@planned
+@known.kept
 def max_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, double: bool) -> Plan:
     """The gradient of the maxima, found again in x: (dy, x, dx)."""
     geometry.require_int64()
@@ -351,7 +296,7 @@ def _scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
     return Plan(every, more, constants, steps, (keep, ranges, spans), alone=True, at_once=at_once, again=again)
 
 
-scatter = planned(_scatter)
+scatter = known.kept(_scatter)
 
 
-__all__ = ["Plan", "forget", "key", "known", "learn", "max_grad", "maxima", "mean", "mean_grad", "scatter"]
+__all__ = ["Plan", "max_grad", "maxima", "mean", "mean_grad", "scatter"]
