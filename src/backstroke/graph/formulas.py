@@ -1,4 +1,4 @@
-"""Elementwise nodes of the gradient graph: a formula a line."""
+"""Elementwise nodes of the gradient graph: a formula a line, on arrays and (see fused.py) on traced values alike."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from onnx import helper
 
 from ..activation import kernels as activation
+from ..jit.functions import erf, exp, like, log, power, sqrt, tanh, where
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,11 @@ class Formula:
 
 
 def _gelu_grad(dy: Any, x: Any) -> Any:
-    return dy * (0.5 * (1 + _erf(x * math.sqrt(0.5))) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
+    return dy * (0.5 * (1 + erf(x * math.sqrt(0.5))) + x * exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi)))
 
 
-_erf_of_numbers = np.vectorize(math.erf, otypes=[np.float64])
-
-
-def _erf(x: Any) -> Any:
-    return _erf_of_numbers(x).astype(x.dtype) if np.size(x) else x
+def _sign(x: Any) -> Any:
+    return where(x > 0, like(x, 1.0), where(x < 0, like(x, -1.0), x))
 
 
 def _sum(*terms: Any) -> Any:
@@ -50,28 +48,28 @@ FORMULAS: dict[str, Formula] = {
     "Add": Formula(lambda a, b: a + b),
     "And": Formula(lambda a, b: a & b, boolean=True),
     "Cast": Formula(lambda x, to: x),
-    "Div": Formula(lambda a, b: a // b if a.dtype.kind == "i" else a / b),
+    "Div": Formula(lambda a, b: a // b if getattr(a, "dtype", np.dtype(float)).kind == "i" else a / b),
     "Equal": Formula(lambda a, b: a == b, boolean=True),
-    "Erf": Formula(_erf),
-    "Exp": Formula(np.exp),
+    "Erf": Formula(erf),
+    "Exp": Formula(exp),
     "GeluGrad": Formula(_gelu_grad),
     "Greater": Formula(lambda a, b: a > b, boolean=True),
     "LeakyReluGrad": Formula(activation.leaky_relu_grad),
     "Less": Formula(lambda a, b: a < b, boolean=True),
-    "Log": Formula(np.log),
+    "Log": Formula(log),
     "Mul": Formula(lambda a, b: a * b),
     "Neg": Formula(lambda x: -x),
-    "Not": Formula(lambda x: ~x, boolean=True),
-    "Pow": Formula(np.power),
+    "Not": Formula(lambda x: x ^ True, boolean=True),
+    "Pow": Formula(power),
     "QuickGeluGrad": Formula(activation.quick_gelu_grad),
     "ReluGrad": Formula(activation.relu_grad),
-    "Sigmoid": Formula(lambda x: 1 / (1 + np.exp(-x))),
+    "Sigmoid": Formula(activation.sigmoid),
     "SigmoidGrad": Formula(activation.sigmoid_grad),
-    "Sign": Formula(np.sign),
-    "Sqrt": Formula(np.sqrt),
+    "Sign": Formula(_sign),
+    "Sqrt": Formula(sqrt),
     "Sub": Formula(lambda a, b: a - b),
     "Sum": Formula(_sum),
-    "Tanh": Formula(np.tanh),
+    "Tanh": Formula(tanh),
     "TanhGrad": Formula(activation.tanh_grad),
-    "Where": Formula(np.where),
+    "Where": Formula(where),
 }

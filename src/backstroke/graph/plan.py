@@ -14,6 +14,8 @@ import numpy as np
 
 from .backward import Backward
 from .fold import evaluate
+from .fuse import Fusion, Unit
+from .fused import Fused
 from .steps import Shape, Site, View, Work, entry
 
 ALIGN = 64
@@ -46,13 +48,6 @@ class _Tensor:
     root: str
     model: np.ndarray
     views: tuple[Callable[[np.ndarray], np.ndarray], ...] = ()
-
-
-@dataclass
-class _Planned:
-    run: Callable[..., object]
-    reads: list[str]
-    writes: list[str]
 
 
 @dataclass
@@ -98,7 +93,7 @@ class Planner:
         self._fixed, self._given = dict(fixed), set(given)
         self._tensors: dict[str, _Tensor] = {}
         self._buffers: dict[str, Buffer] = {}
-        self._planned: list[_Planned] = []
+        self._planned: list[Unit] = []
         self._keep, self._stashed = list(keep), list(keep)
         for name in keep:
             self._buffer(name, shapes[name], dtypes[name], 0)
@@ -108,6 +103,7 @@ class Planner:
         for node in self._backward.nodes:
             self._node(node)
         results = self._results()
+        self._fuse(results)
         self._lifetimes(set(results.values()))
         total = place(list(self._buffers.values()))
         block = allocate(total)
@@ -197,11 +193,19 @@ class Planner:
         tensor = self._tensor(name)
         if tensor.model.flags.c_contiguous:
             return tensor
+        dense, copy = self._dense_copy(name)
+        if copy is not None:
+            self._planned.append(copy)
+        return self._tensors[dense]
+
+    def _dense_copy(self, name: str) -> tuple[str, Unit | None]:
+        """The name of a dense copy, and what makes it, where nothing does yet."""
         copy = f"{name}:dense"
-        if copy not in self._tensors:
-            self._buffer(copy, tensor.model.shape, tensor.model.dtype, len(self._planned) + 1)
-            self._planned.append(_Planned(_copy, [name], [copy]))
-        return self._tensors[copy]
+        if copy in self._tensors:
+            return copy, None
+        model = self._tensors[name].model
+        self._buffer(copy, model.shape, model.dtype, 1)
+        return copy, Unit(_copy, [name], [copy])
 
     def _work(self, node: Any, made: Work) -> None:
         reads = []
@@ -212,9 +216,9 @@ class Planner:
         writes = []
         for name, output in zip(node.outputs, made.outputs, strict=True):
             if name and output is not None:
-                self._buffer(name, *output, len(self._planned) + 1)
+                self._buffer(name, *output, 1)
                 writes.append(name)
-        self._planned.append(_Planned(made.run, reads, writes))
+        self._planned.append(Unit(made.run, reads, writes, made.part))
 
     def _results(self) -> dict[str, str]:
         """The gradients, each in a buffer of its own."""
@@ -227,15 +231,28 @@ class Planner:
                 taken.add(tensor.root)
                 continue
             copy = f"{name}:result"
-            self._buffer(copy, tensor.model.shape, tensor.model.dtype, len(self._planned) + 1)
-            self._planned.append(_Planned(_copy, [gradient], [copy]))
+            self._buffer(copy, tensor.model.shape, tensor.model.dtype, 1)
+            self._planned.append(Unit(_copy, [gradient], [copy]))
             results[name] = copy
         return results
 
     # ---- time and memory ----------------------------------------------------------------------------------------
 
+    def _fuse(self, results: dict[str, str]) -> None:
+        """Make one kernel of what can be one; what is then made in passing needs no memory."""
+        tensors = self._tensors
+        wanted = {tensors[name].root for name in (*results.values(), *self._keep)}
+        fusion = Fusion(
+            self._planned, lambda n: tensors[n].root, lambda n: tensors[n].model, wanted, self._dense_copy
+        )
+        self._planned = fusion.run()
+        written = {*self._stashed, *(name for unit in self._planned for name in unit.writes)}
+        self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in written}
+
     def _lifetimes(self, results: set[str]) -> None:
         for time, planned in enumerate(self._planned, start=1):
+            for name in planned.writes:
+                self._buffers[name].start = self._buffers[name].end = time
             for name in planned.reads:
                 buffer = self._buffers.get(self._tensors[name].root)
                 if buffer is not None:
@@ -243,11 +260,12 @@ class Planner:
         for name in (*results, *self._keep):
             self._buffers[self._tensors[name].root].end = len(self._planned) + 1
 
-    def _step(self, planned: _Planned, arrays: dict[str, np.ndarray], slots: dict[str, np.ndarray]) -> Step:
+    def _step(self, planned: Unit, arrays: dict[str, np.ndarray], slots: dict[str, np.ndarray]) -> Step:
         run = planned.run
         operands = [self._operand(name, arrays) for name in (*planned.reads, *planned.writes)]
-        if not any(isinstance(operand, _Tensor) for operand in operands):
-            return lambda: run(*operands)
+        places = [operand for operand in operands if isinstance(operand, np.ndarray)]
+        if len(places) == len(operands):
+            return run.prepare(places) if isinstance(run, Fused) else lambda: run(*places)
 
         def late(operand: np.ndarray | _Tensor) -> np.ndarray:
             if not isinstance(operand, _Tensor):

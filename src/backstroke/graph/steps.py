@@ -17,6 +17,7 @@ from .. import pooling, softmax
 from ..errors import UnsupportedError
 from . import convolve, fold
 from .formulas import FORMULAS
+from .fuse import Part, sum_part
 from .tensors import MICROSOFT, OWN, GradientNode
 
 Shape = tuple[int, ...]
@@ -60,6 +61,7 @@ class Work:
     outputs: list[tuple[Shape, np.dtype] | None]
     reads: Sequence[int]
     dense: bool = True
+    part: Part | None = None  # what it is, where it can be part of a fused kernel
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,15 @@ def _elementwise(s: Site) -> Work:
         with np.errstate(all="ignore"):
             np.copyto(operands[-1], formula.on_arrays(*operands[:-1], **attributes), casting="unsafe")
 
-    return Work(run, [(shape, formula.dtype(arrays, attributes))], range(len(s.inputs)), dense=False)
+    dtype = formula.dtype(arrays, attributes)
+    part = None
+    if dtype.kind in "fb" and (s.node.op == "Cast" or all(a.dtype.kind in "fb" for a in arrays)):
+        takes = [
+            name if value is None or value.size != 1 else float(value.reshape(()))
+            for name, value in zip(s.node.inputs, s.values, strict=True)
+        ]
+        part = Part(s.node.op, attributes, takes, shape, s.node.outputs[0], dtype)
+    return Work(run, [(shape, dtype)], range(len(s.inputs)), dense=False, part=part)
 
 
 # ---- the same elements, seen otherwise -------------------------------------------------------------------------------
@@ -201,11 +211,12 @@ def _gather_elements_grad(s: Site) -> Work:
 # ---- sums and products ---------------------------------------------------------------------------------------------
 
 
-def _sum(shape: Shape, axes: tuple[int, ...], dtype: np.dtype) -> Work:
+def _sum(s: Site, shape: Shape, axes: tuple[int, ...], dtype: np.dtype) -> Work:
     def run(x: np.ndarray, y: np.ndarray) -> None:
         np.sum(x, axis=axes, out=y.reshape([1 if i in axes else n for i, n in enumerate(x.shape)]), keepdims=True)
 
-    return Work(run, [(shape, dtype)], (0,), dense=False)
+    part = sum_part(s.node.inputs[0], s.array(0).shape, axes, s.node.outputs[0], dtype) if dtype.kind == "f" else None
+    return Work(run, [(shape, dtype)], (0,), dense=False, part=part)
 
 
 def _sum_to(s: Site) -> Work | View:
@@ -214,7 +225,7 @@ def _sum_to(s: Site) -> Work | View:
     axes = tuple(i for i, (n, m) in enumerate(zip(x.shape, padded, strict=True)) if n != m or i < x.ndim - len(shape))
     if all(x.shape[axis] == 1 for axis in axes):
         return View(lambda x: x.reshape(shape), dense=True)
-    return _sum(shape, axes, x.dtype)
+    return _sum(s, shape, axes, x.dtype)
 
 
 def _reduce_sum(s: Site) -> Work | View:
@@ -225,7 +236,7 @@ def _reduce_sum(s: Site) -> Work | View:
     shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes)
     if all(x.shape[axis] == 1 for axis in axes):
         return View(lambda x: x.reshape(shape), dense=True)
-    return _sum(shape, axes, x.dtype)
+    return _sum(s, shape, axes, x.dtype)
 
 
 def _mat_mul(s: Site) -> Work:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import llvmlite.ir as ir
@@ -223,7 +225,73 @@ def _tanh(k: Trace, x: Value) -> Value:
     return k.where(x > 0, result, -result)
 
 
+def like(x: Any, number: float) -> Any:
+    """A number of the type of `x`."""
+    k = _trace(x)
+    return k.value(number, x.type, x.lanes) if k else np.asarray(number, x.dtype)
+
+
+def power(x: Any, y: Any) -> Any:
+    """`x` to the power of `y`: of negative x where y is whole, else NaN; 1 where y is 0. At most 2 ulp off in float32."""
+    k = _trace(x, y)
+    return _power(k, *k.alike(x, y)) if k else np.power(x, y)
+
+
+def _power(k: Trace, x: Value, y: Value) -> Value:
+    kind = x.type
+    x, y = k.to(f64, x), k.to(f64, y)
+    size = exp(y * log(k.elementwise_intrinsic("fabs", x)))
+    half = y * 0.5
+    whole, even = (k.elementwise_intrinsic("floor", v) == v for v in (y, half))
+    signed = k.where(whole, k.where(even, size, -size), float("nan"))
+    return k.to(kind, k.where(y == 0, 1.0, k.where(x < 0, signed, size)))
+
+
+def erf(x: Any) -> Any:
+    """The error function, at most 4 ulp from the true value."""
+    k = _trace(x)
+    if k is None:
+        return _erf_of_numbers(x).astype(x.dtype) if np.size(x) else x
+    return _erf(k, x.read())
+
+
+_erf_of_numbers = np.vectorize(math.erf, otypes=[np.float64])
+_ERF_FROM = {f32: (10, 9), f64: (20, 24)}  # terms of the series near 0, degree of the polynomial beyond
+
+
+def _erf(k: Trace, x: Value) -> Value:
+    """Up to 1 its Taylor series; beyond, 1 - exp(-x^2) p(t), where t = (x - 3) / (x + 3) goes from -1/2 to 1."""
+    terms, degree = _ERF_FROM[x.type]
+    size = k.elementwise_intrinsic("fabs", x)
+    square = size * size
+    taylor = [(-1) ** n * 2 / math.sqrt(math.pi) / (math.factorial(n) * (2 * n + 1)) for n in range(terms)]
+    near = x * _polynomial(k, square, taylor)
+    t = (size - 3.0) / (size + 3.0)
+    far = 1 - exp(-square) * _polynomial(k, t, _scaled_complement(degree))
+    far = k.where(size > 6.5, 1.0, far)
+    return k.where(size > 1, k.where(x > 0, far, -far), near)
+
+
+def _polynomial(k: Trace, x: Value, coefficients: Sequence[float]) -> Value:
+    result = k.value(coefficients[-1], x.type, x.lanes)
+    for c in coefficients[-2::-1]:
+        result = k.muladd(result, x, c)
+    return result
+
+
+def _scaled_complement(degree: int) -> list[float]:
+    """exp(x^2) erfc(x) for x from 1 to 6.5 as a polynomial of t = (x - 3) / (x + 3), by interpolation."""
+    low, high = -0.5, 3.5 / 9.5
+
+    def values(t: Any) -> Any:
+        xs = [3 * (1 + float(v)) / (1 - float(v)) for v in t]
+        return np.asarray([math.exp(x * x) * math.erfc(x) for x in xs])
+
+    fitted = np.polynomial.Chebyshev.interpolate(values, degree, domain=[low, high])
+    return [float(c) for c in fitted.convert(kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]).coef]
+
+
 __all__ = [
-    "exact_difference", "exp", "exp_of_minus_abs", "fma", "largest", "log", "log_1p", "ready", "sqrt",
-    "tanh", "where",
+    "erf", "exact_difference", "exp", "exp_of_minus_abs", "fma", "largest", "like", "log", "log_1p", "power", "ready",
+    "sqrt", "tanh", "where",
 ]  # fmt: skip
