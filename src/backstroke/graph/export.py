@@ -33,7 +33,7 @@ def gradient_model(model: Any, *, of: Any, wrt: Any) -> onnx.ModelProto:
     Everything else is as `onnx.checker` wants it. Batch sizes may stay symbolic. NaN and infinities pass as the ops'
     gradients pass them.
     """
-    read = prepare(model if isinstance(model, Model) else load(model), training=False).model
+    read = prepare(model if isinstance(model, Model) else load(model), training=False, indices=True).model
     of, wrt = names_of("of", of), names_of("wrt", wrt)
     graph = backward.build(read, of, wrt)
     writer = _Writer(read, graph)

@@ -8,6 +8,7 @@ reads (numbers for each channel, say) is computed there, once for each row.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from .fused import Fused, Line, Program, type_of
 
 Shape = tuple[int, ...]
 MOST_LINES, MOST_OPERANDS = 96, 24
-_LITERALS = ("Cast",)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Fusion:
                 for name in unit.reads:
                     users.setdefault(name, []).append(i)
         for same in users.values():
-            for a, b in zip(same, same[1:], strict=False):
+            for a, b in itertools.pairwise(same):
                 self._join(a, b)
         for i in range(len(self._units)):
             self._inline(i)
@@ -229,7 +229,7 @@ class _Kernel:
         }
         self._copies: list[Unit] = []
         self._operands: dict[str, np.ndarray] = {}
-        self._numbers: dict[tuple[float, Type], int] = {}
+        self._named: dict[str, str] = {}  # operand -> itself, or its dense copy
 
     def units(self) -> list[Unit]:
         """The kernel, and what makes its operands dense."""
@@ -263,7 +263,10 @@ class _Kernel:
                 results.append((part.output, index[part.output], type))
         program = Program(
             len(sizes),
-            tuple((_type(x), tuple(bool(step) for step in walk)) for x, walk in zip(self._operands.values(), walks, strict=True)),
+            tuple(
+                (_type(x), tuple(bool(step) for step in walk))
+                for x, walk in zip(self._operands.values(), walks, strict=True)
+            ),
             tuple(type for _, type in numbers),
             tuple(lines),
             tuple((i, type) for _, i, type in results),
@@ -275,10 +278,6 @@ class _Kernel:
         names = [self._named[name] for name in self._operands]
         writes = [name for name, *_ in (*results, *sums)]
         return [*self._copies, Unit(run, names, writes)]
-
-    @property
-    def _named(self) -> dict[str, str]:
-        return self.__dict__.setdefault("_names", {})
 
     def _spread(self, name: str, inner: int) -> np.ndarray:
         """The operand over the whole space, with strides of 0 where it is repeated."""

@@ -217,7 +217,7 @@ def _compute(k: Trace, op: str, attributes: dict[str, Any], values: list[Value],
 
 
 def _cast(k: Trace, x: Value, dtype: np.dtype) -> Value:
-    if dtype == bool:
+    if dtype.kind == "b":
         return x if x.type is mask else x != 0
     goal = arrays.TYPES[dtype].compute
     if x.type is mask:
@@ -241,7 +241,9 @@ def _product(values: Sequence[Any]) -> Any:
 class Fused:
     """A program bound to the shapes of its operands. Calling it with places for everything runs it."""
 
-    def __init__(self, program: Program, sizes: Sequence[int], strides: Sequence[Sequence[int]], numbers: Sequence[float]) -> None:
+    def __init__(
+        self, program: Program, sizes: Sequence[int], strides: Sequence[Sequence[int]], numbers: Sequence[float]
+    ) -> None:
         self._sizes, self._strides, self._numbers, self._program = sizes, strides, numbers, program
         self._kernel = compiler.kernel(nest, *program.params, program=program)
         self._pieces = program.pieces(sizes, lanes_of(self._kernel.target, program))
@@ -258,5 +260,5 @@ class Fused:
 
     def prepare(self, operands: Sequence[np.ndarray]) -> Callable[[], object]:
         """The call, with arrays that stay where they are."""
-        packed, kernel, pieces, run = self._packed(operands), self._kernel, self._pieces, pool.run
-        return lambda: run(kernel, packed, pieces)
+        packed, kernel, pieces, run, held = self._packed(operands), self._kernel, self._pieces, pool.run, list(operands)
+        return lambda: run(kernel, packed, pieces) or held  # which keeps the arrays where they are

@@ -242,9 +242,7 @@ class Planner:
         """Make one kernel of what can be one; what is then made in passing needs no memory."""
         tensors = self._tensors
         wanted = {tensors[name].root for name in (*results.values(), *self._keep)}
-        fusion = Fusion(
-            self._planned, lambda n: tensors[n].root, lambda n: tensors[n].model, wanted, self._dense_copy
-        )
+        fusion = Fusion(self._planned, lambda n: tensors[n].root, lambda n: tensors[n].model, wanted, self._dense_copy)
         self._planned = fusion.run()
         written = {*self._stashed, *(name for unit in self._planned for name in unit.writes)}
         self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in written}

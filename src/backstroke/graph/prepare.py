@@ -1,6 +1,7 @@
 """The forward model as the gradient needs it: what the backward pass must know becomes an output, chance an input.
 
-- MaxPool gives its indices, LayerNormalization its mean and inverse deviation.
+- LayerNormalization gives its mean and inverse deviation; MaxPool its indices, where they are asked for. (With indices
+  ONNX Runtime takes ten times as long, longer than our kernel needs to find the maxima again.)
 - Dropout is, while training, a product with a mask that comes in as an input, so that its chance is ours and can be
   repeated; otherwise it passes its input on.
 - BatchNormalization gives, while training, the mean and variance of the batch, and else uses its frozen statistics.
@@ -34,14 +35,15 @@ class Prepared:
     """The rewritten model, and what a training step must feed and update."""
 
     model: Model
+    indices: bool = False
     masks: dict[str, float] = field(default_factory=dict)  # input to feed -> ratio of what is dropped
     masked: dict[str, str] = field(default_factory=dict)  # input to feed -> the tensor whose shape it has
     statistics: list[Statistics] = field(default_factory=list)
 
 
-def prepare(model: Model, *, training: bool) -> Prepared:
-    """Rewrite a model; without `training`, as it is used for inference."""
-    result = Prepared(model)
+def prepare(model: Model, *, training: bool, indices: bool = False) -> Prepared:
+    """Rewrite a model; without `training`, as it is used for inference; with `indices`, every MaxPool gives its own."""
+    result = Prepared(model, indices)
     skeleton = onnx.ModelProto()
     skeleton.CopyFrom(model.skeleton)
     used = {name for node in model.nodes for name in (*node.inputs, *node.captured)} | set(model.outputs)
@@ -74,7 +76,8 @@ def _max_pool(
                 f"model: {node}: its column-major indices are used; only row-major ones are known here"
             )
         _set(proto, "storage_order", None)
-    _output(proto, 1, "_mask")
+    if result.indices:
+        _output(proto, 1, "_mask")
     return [proto]
 
 

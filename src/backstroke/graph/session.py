@@ -24,8 +24,8 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = pool.threads
-        # Its workers must not burn the CPUs that the gradient kernels run on.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Its workers must not burn the CPUs that the gradient kernels run on: they spin within a run and not after it.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         providers = ["CPUExecutionProvider"]

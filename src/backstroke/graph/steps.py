@@ -308,6 +308,15 @@ def _max_pool_grad(s: Site) -> Work:
     return Work(run, [(shape, s.array(0).dtype)], (0, 1))
 
 
+def _max_pool_grad_from_input(s: Site) -> Work:
+    x, window = s.array(1), _window(s)
+
+    def run(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
+        pooling.max_pool_grad_from_input(dy, x, out=dx, **window)
+
+    return Work(run, [(x.shape, x.dtype)], (0, 1))
+
+
 def _average_pool_grad(s: Site) -> Work:
     assert s.like is not None
     shape, window = s.like, _window(s)
@@ -357,5 +366,6 @@ STEPS: dict[tuple[str, str], Entry] = {
     (MICROSOFT, "SliceGrad"): _slice_grad,
     (MICROSOFT, "SoftmaxGrad"): _softmax_grad,
     (MICROSOFT, "SoftmaxGrad_13"): _softmax_grad,
+    (OWN, "MaxPoolGradFromInput"): _max_pool_grad_from_input,
     (OWN, "SumTo"): _sum_to,
 }

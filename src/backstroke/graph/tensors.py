@@ -2,7 +2,7 @@
 
 A rule sees a forward node as an `Op`: its inputs `x`, its outputs `y`, the gradients `dy` of its outputs. It computes
 with them as with arrays, and what it computes becomes ONNX nodes: standard ones, ONNX Runtime's gradient ops
-(com.microsoft), and two of our own, which an export replaces by standard ones.
+(com.microsoft), and some of our own, which an export does without.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def like(x: Any, number: float) -> Any:
 
 
 def power(x: Any, y: Any) -> Any:
-    """`x` to the power of `y`: of negative x where y is whole, else NaN; 1 where y is 0. At most 2 ulp off in float32."""
+    """`x` to the power of `y`: NaN where x < 0 and y is not whole, 1 where y is 0. At most 2 ulp off in float32."""
     k = _trace(x, y)
     return _power(k, *k.alike(x, y)) if k else np.power(x, y)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from ..tensors import MICROSOFT, Op
+from ..tensors import MICROSOFT, OWN, Op
 from .linear import explicit_pads
 from .rule import Gradients, Rule
 
 
 def _max_pool(op: Op) -> Gradients:
-    """By the indices of the maxima, which the forward pass gives (see prepare.py)."""
+    """By the indices of the maxima, where the forward pass gives them (see prepare.py); else by its input."""
+    if len(op.y) < 2 or not op.y[1].name:
+        attributes = explicit_pads(op, dict(op.attr), op.attr["kernel_shape"])
+        return [op.graph.node("MaxPoolGradFromInput", op.dy, op.x[0], domain=OWN, **attributes)]
     return [op.graph.node("MaxPoolGrad", op.dy, op.y[1], like=op.x[0], **op.attr)]
 
 
