@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.helpers import run
 
 pytest.importorskip("onnx", reason="ONNX is not installed")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..convolution import products, products_grad, reference
+from ..convolution import plans, products, products_grad
 from ..convolution.shapes import Shapes, shapes_of
-
-_KERNELS = importlib.util.find_spec("backstroke.convolution.plans") is not None
 
 
 def shapes(attributes: dict[str, Any], x: Sequence[int], w: Sequence[int]) -> tuple[Shapes, dict[str, Any]]:
@@ -30,27 +27,32 @@ def shapes(attributes: dict[str, Any], x: Sequence[int], w: Sequence[int]) -> tu
     return shapes_of(tuple(x), tuple(w), layout="NCX", **options), options
 
 
-def conv(x: np.ndarray, w: np.ndarray, y: np.ndarray, shapes: Shapes, options: dict[str, Any]) -> None:
-    """The convolution of x, into y."""
-    if _KERNELS:
-        products(x, w, None, shapes, out=y)
-    else:
-        y[...] = reference.conv(x, w, **options)
+class Products:
+    """A convolution (no names), or its gradients with these names, ready to run. `work` is how much memory it takes."""
 
+    def __init__(self, shapes: Shapes, dtype: np.dtype, wrt: tuple[str, ...] = ()) -> None:
+        self._shapes, self._dtype, self._wrt = shapes, dtype, wrt
+        self._empty = 0 in shapes.x or 0 in shapes.w or 0 in shapes.y
+        self.work = 0 if self._empty else self._call()[0].work_bytes
 
-def conv_grad(
-    dy: np.ndarray,
-    x: np.ndarray,
-    w: np.ndarray,
-    wanted: Sequence[int],
-    outputs: Sequence[np.ndarray],
-    shapes: Shapes,
-    options: dict[str, Any],
-) -> None:
-    """The gradients with the numbers in `wanted`, of x, w and bias, into `outputs`."""
-    if _KERNELS:
-        products_grad(dy, x, w, shapes, wrt=tuple("xwb"[i] for i in wanted), out=tuple(outputs))
-        return
-    grads = reference.conv_grad(dy, x, w, **options)
-    for i, output in zip(wanted, outputs, strict=True):
-        output[...] = grads[i]
+    def _call(self) -> tuple[plans.Call, tuple[str, ...]]:
+        """It depends on the number of threads, which may change."""
+        if self._wrt:
+            return plans.gradients(self._shapes, self._dtype, self._wrt)
+        return plans.forward(self._shapes, self._dtype, False), ("x", "w")
+
+    def __call__(self, given: dict[str, np.ndarray], outputs: Sequence[np.ndarray], work: np.ndarray) -> None:
+        """Run on dense arrays by name, with so much working memory."""
+        if self._empty:
+            self._nothing(given, outputs)
+            return
+        call, reads = self._call()
+        arrays = [given[name] for name in reads]
+        if call.work_bytes != work.size or not call.call(*arrays, work, *outputs):
+            call.run(arrays, outputs)
+
+    def _nothing(self, given: dict[str, np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        if self._wrt:
+            products_grad(given["dy"], given["x"], given["w"], self._shapes, wrt=self._wrt, out=tuple(outputs))
+        else:
+            products(given["x"], given["w"], None, self._shapes, out=outputs[0])

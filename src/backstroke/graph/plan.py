@@ -218,6 +218,9 @@ class Planner:
             if name and output is not None:
                 self._buffer(name, *output, 1)
                 writes.append(name)
+        if made.memory is not None:
+            writes.append(f"{node.name}:memory")
+            self._buffer(writes[-1], (made.memory,), np.dtype(np.uint8), 1)
         self._planned.append(Unit(made.run, reads, writes, made.part))
 
     def _results(self) -> dict[str, str]:

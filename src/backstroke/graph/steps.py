@@ -55,12 +55,16 @@ class Site:
 
 @dataclass(frozen=True)
 class Work:
-    """`run(*inputs, *outputs)` fills the outputs. `reads` are the inputs it takes; dense ones are made dense before."""
+    """`run(*inputs, *outputs)` fills the outputs. `reads` are the inputs it takes; dense ones are made dense before.
+
+    With `memory`, that many bytes to work with come after the outputs.
+    """
 
     run: Callable[..., object]
     outputs: list[tuple[Shape, np.dtype] | None]
     reads: Sequence[int]
     dense: bool = True
+    memory: int | None = None
     part: Part | None = None  # what it is, where it can be part of a fused kernel
 
 
@@ -267,21 +271,27 @@ def _gemm(s: Site) -> Work:
 
 def _conv_grad(s: Site) -> Work:
     x, w = s.array(1), s.array(2)
-    shapes, options = convolve.shapes(s.node.attributes, x.shape, w.shape)
+    shapes, _ = convolve.shapes(s.node.attributes, x.shape, w.shape)
     sizes = (shapes.x, shapes.w, shapes.b)
     wanted = tuple(i for i, name in enumerate(s.node.outputs) if name)
+    products = convolve.Products(shapes, x.dtype, tuple("xwb"[i] for i in wanted))
 
     def run(dy: np.ndarray, x: np.ndarray, w: np.ndarray, *outputs: np.ndarray) -> None:
-        convolve.conv_grad(dy, x, w, wanted, outputs, shapes, options)
+        products({"dy": dy, "x": x, "w": w}, outputs[:-1], outputs[-1])
 
     outputs = [(sizes[i], x.dtype) if i in wanted else None for i in range(len(s.node.outputs))]
-    return Work(run, outputs, (0, 1, 2))
+    return Work(run, outputs, (0, 1, 2), memory=products.work)
 
 
 def _conv(s: Site) -> Work:
     x, w = s.array(0), s.array(1)
-    shapes, options = convolve.shapes(s.node.attributes, x.shape, w.shape)
-    return Work(lambda x, w, y: convolve.conv(x, w, y, shapes, options), [(shapes.y, x.dtype)], (0, 1))
+    shapes, _ = convolve.shapes(s.node.attributes, x.shape, w.shape)
+    products = convolve.Products(shapes, x.dtype)
+
+    def run(x: np.ndarray, w: np.ndarray, y: np.ndarray, work: np.ndarray) -> None:
+        products({"x": x, "w": w}, [y], work)
+
+    return Work(run, [(shapes.y, x.dtype)], (0, 1), memory=products.work)
 
 
 def _window(s: Site) -> dict[str, Any]:
