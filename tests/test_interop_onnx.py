@@ -76,6 +76,21 @@ def test_a_model_with_several_gradient_nodes(tmp_path: Path) -> None:
     assert same_bits(again, dx)
 
 
+def test_convolution_and_its_outputs_that_nobody_wants() -> None:
+    """An output without a name is not computed, and the others are what they are."""
+    rng = np.random.default_rng(0)
+    shapes = {"dY": (2, 4, 5, 6), "X": (2, 4, 5, 6), "W": (4, 2, 3, 3)}
+    inputs = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    attributes = {"pads": [1, 1, 1, 1], "group": 2}
+    whole = onnxruntime.run("ConvGrad", list(inputs.values()), attributes, outputs=3)
+    want = dict(zip(("dx", "dw", "db"), whole, strict=True))
+    for names in (["dx", "dw", "db"], ["dx"], ["", "dw"], ["", "", "db"], ["dx", "", "db"]):
+        node = onnx.helper.make_node("ConvGrad", list(inputs), names, domain="com.microsoft", **attributes)
+        named = [name for name in names if name]
+        found = evaluate(model_of([node], inputs, {name: want[name].shape for name in named}), inputs)
+        assert all(map(same_bits, found, [want[name] for name in named]))
+
+
 def test_a_shape_that_is_not_stated() -> None:
     dy, indices = np.ones((1, 1, 2), np.float32), np.zeros((1, 1, 2), np.int64)
     node = onnx.helper.make_node("MaxPoolGrad", ["dy", "indices"], ["dx"], kernel_shape=[2])

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .dialects import onnxruntime
 from .dialects.table import Kernel
 
@@ -20,6 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("backstroke.onnx needs ONNX: pip install onnx") from error
 
+_NOTHING = np.zeros(0, np.float32)  # what the evaluator is given for an output without a name
 Shape = tuple[Any, ...]  # numbers; a name or None where a size is open
 
 
@@ -43,12 +46,12 @@ def _op(kernel: Kernel, shapes: dict[str, Shape]) -> type:
                 inputs,
                 attributes,
                 domain=kernel.domain,
-                outputs=len(names),
+                outputs=names,
                 output_shapes=known if len(known) == len(names) else None,
             )
         except TypeError as error:  # the evaluator would hide the message behind one of its own
             raise ValueError(str(error)) from error
-        return tuple(results)
+        return tuple(_NOTHING if result is None else result for result in results)
 
     described = {"op_domain": kernel.domain, "_run": run, "__doc__": str(kernel), "__module__": __name__}
     return type(kernel.op, (OpRun,), described)

@@ -19,12 +19,12 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "differences.md"
 INF, NAN = math.inf, math.nan
-REFUSES, DIES = "refuses the call", "the process ends"
+REFUSES, DIES, RAISES = "refuses the call", "the process ends", "`ValueError`"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A call, what we answer, what they answer (or REFUSES, or DIES), and what decides.
+    """A call, what we answer (or RAISES), what they answer (or REFUSES, or DIES), and what decides.
 
     Where `forward` is given it decides: `ours` is the derivative of sum(dy * forward(x)) at x, by finite differences.
     """
@@ -35,7 +35,7 @@ class Difference:
     inputs: Any
     attributes: dict[str, Any]
     shape: tuple[int, ...]
-    ours: list[float]
+    ours: list[float] | str
     theirs: list[float] | str
     why: str = "the derivative"
     forward: Callable[[np.ndarray], np.ndarray] | None = None
@@ -88,8 +88,19 @@ def _max(kernel: Any, **options: Any) -> Callable[[np.ndarray], np.ndarray]:
     return forward
 
 
+def _conv(w: np.ndarray, **options: Any) -> Callable[[np.ndarray], np.ndarray]:
+    def forward(x: np.ndarray) -> np.ndarray:
+        from backstroke import reference
+
+        y: np.ndarray = reference.conv(x, w, **options)
+        return y
+
+    return forward
+
+
 MS = "com.microsoft"
 _ONED: dict[str, Any] = {"strides": [1], "pads_begin": [0], "pads_end": [0], "kernel": [2], "data_format": "NCX"}
+_CONV: dict[str, Any] = {n: v for n, v in _ONED.items() if n != "kernel"} | {"dilations": [1], "weights_format": "OIX"}
 _VALID = {"strides": 1, "pad": "valid"}
 _SEVEN = _array([7], 1, 1, 1, 1, 1)
 
@@ -130,6 +141,34 @@ DIFFERENCES = (
         domain=MS, why="dy - exp(y) sum(dy) with exp(-infinity) = 0",
     ),
     Difference(
+        "ONNX Runtime", "ConvGrad", "auto_pad is passed over",
+        [_wave(1, 1, 1), _wave(1, 1, 1), _wave(1, 1, 1)], {"auto_pad": "SAME_UPPER"}, (1, 1, 3),
+        [2, 3, 2], [1, 2, 3], domain=MS, forward=_conv(_wave(1, 1, 1), auto_pad="same_upper"),
+    ),
+    Difference(
+        "ONNX Runtime", "ConvGrad", "a batch of 0", [_array([], 0, 1, 3), _array([], 0, 1, 3), _wave(1)], {}, (0, 1, 3),
+        [], DIES, domain=MS, why="no input may end the process: gradients of nothing, which is right",
+    ),
+    Difference(
+        "oneDNN", "ConvolutionBackwardData", "groups are refused", [_array([5, 7], 1, 2, 1), _array([2, 3], 2, 1, 1)],
+        _CONV | {"groups": 2, "dst_shape": [1, 2, 1]}, (1, 2, 1), [10, 21], REFUSES,
+        forward=_conv(_array([2, 3], 2, 1, 1), group=2),
+    ),
+    Difference(
+        "oneDNN", "ConvolutionBackwardData", "dst_shape is taken as an attribute only",
+        [_wave(5, 6), _wave(2), _array([1, 1, 2], dtype=np.int32)], _CONV | {"dst_shape": [1, 1, 2]}, (1, 1, 2),
+        [10, 12], REFUSES, why="its schema has the input, and says that the input wins", forward=_conv(_wave(2)),
+    ),
+    Difference(
+        "oneDNN", "ConvolutionBackwardWeights", "weights_shape is taken as an attribute only",
+        [_wave(5, 6), _wave(2, 3), _array([1, 1, 1], dtype=np.int32)], _CONV | {"weights_shape": [1, 1, 1]}, (1, 1, 1),
+        [28], REFUSES, why="its schema has the input, and says that the input wins",
+    ),
+    Difference(
+        "oneDNN", "Convolution", "a stride of 0", [_wave(5, 6), _wave(2)], _CONV | {"strides": [0]}, (1, 1, 2),
+        RAISES, DIES, why="no input may end the process: a ValueError",
+    ),
+    Difference(
         "oneDNN", "MaxPool", "a window without a maximum gives the lowest float", [_wave(NAN, NAN)],
         _ONED | {"dilations": [1]}, (1, 1, 1), [-INF], [float(np.finfo(np.float32).min)],
         why="the largest of no numbers is -infinity",
@@ -150,7 +189,7 @@ DIFFERENCES = (
     ),
     Difference(
         "oneDNN", "AvgPoolBackward", "a stride of 0", [_wave(5, 6)],
-        _ONED | {"exclude_pad": True, "src_shape": [1, 1, 3], "strides": [0]}, (1, 1, 3), [], DIES,
+        _ONED | {"exclude_pad": True, "src_shape": [1, 1, 3], "strides": [0]}, (1, 1, 3), RAISES, DIES,
         why="no input may end the process: a ValueError",
     ),
     Difference(
@@ -207,7 +246,7 @@ def table() -> str:
             call = "; ".join(f"{_short(x)}" for name, x in inputs if name != "output")
             attributes = ", ".join(f"{name}={value}" for name, value in d.attributes.items())
             there = d.theirs if isinstance(d.theirs, str) else f"`{_numbers(d.theirs)}`"
-            here = f"`{_numbers(d.ours)}`" if d.ours else "`ValueError`"
+            here = d.ours if isinstance(d.ours, str) else f"`{_numbers(d.ours)}`" if d.ours else "nothing, as it is"
             why = f"finite differences: `{_numbers(d.derivative())}`" if d.forward else d.why
             lines.append(f"| `{d.op}` | {d.what} | `{call}`; `{attributes}` | {there} | {here} | {why} |")
         lines.append("")
@@ -219,7 +258,7 @@ def _short(x: np.ndarray) -> str:
 
 
 def _numbers(values: list[float]) -> str:
-    return ", ".join(f"{round(v, 9):.8g}" if abs(v) > 1e-6 else f"{v:.8g}" for v in map(float, values))
+    return ", ".join(f"{round(v, 9):.8g}" if abs(v) > 1e-6 else f"{v:.9g}" for v in map(float, values))
 
 
 def main() -> int:

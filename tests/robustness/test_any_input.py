@@ -1,77 +1,23 @@
 """Any call at all of every public function: it answers or raises a named error, and writes nothing it should not.
 
-Typical arguments are taken from the registry and some of them are spoilt. ROBUSTNESS_SECONDS (10; CI 60) is the time
-for all functions together. A crash ends the test run, which nobody will overlook.
+Typical arguments are taken from the registry and some of them are spoilt. A crash ends the test run, which nobody will
+overlook.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
-import time
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from checks import GUARD, same_bits
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from spoiling import ALLOWED, DTYPES, SECONDS, STRANGE, for_a_while, named, spoilt_arrays
 
 import backstroke as bs
 from backstroke.dialects import onednn, onnxruntime, tfjs
 from backstroke.registry import OPS, Op, results
-
-SECONDS = float(os.environ.get("ROBUSTNESS_SECONDS", "10"))
-ALLOWED = (TypeError, ValueError, NotImplementedError, MemoryError)
-DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
-NUMBERS = st.sampled_from([-(2**63), -(2**31), -1, 0, 1, 2, 3, 5, 7, 2**31, 2**40, 2**62, 2**63, 2**64, 10**30])
-STRANGE: st.SearchStrategy[Any] = st.one_of(
-    NUMBERS,
-    st.floats(),
-    st.booleans(),
-    st.none(),
-    st.text(max_size=3),
-    st.sampled_from(
-        ["NCX", "NXC", "same_upper", "SAME_LOWER", "valid", "none", "x", "xw", b"x", 1j, object(), [], (), {}]
-    ),
-    st.lists(NUMBERS, max_size=5),
-    st.tuples(NUMBERS, NUMBERS),
-    st.lists(st.tuples(st.integers(-2, 9), st.integers(-2, 9)), max_size=3),
-)
-
-
-@st.composite
-def spoilt_arrays(draw: st.DrawFn, a: np.ndarray) -> Any:
-    """An array that is not what was meant: another shape, type, layout, alignment, or contents."""
-    kind = draw(
-        st.sampled_from(["cut", "type", "strided", "misaligned", "swapped", "broadcast", "turned", "ugly", "other"])
-    )
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
-    if kind == "cut" and a.ndim:
-        axis = draw(st.integers(0, a.ndim - 1))
-        return a.take(range(draw(st.integers(0, a.shape[axis]))), axis)
-    if kind == "type":
-        new = draw(st.sampled_from([*DTYPES, np.int32, np.int64, np.bool_, np.complex64, object, "M8[s]", "S2"]))
-        return np.zeros(a.shape, new)
-    if kind == "strided" and a.ndim:
-        return np.repeat(a, 2, axis=-1)[..., ::2]
-    if kind == "misaligned":
-        raw = np.zeros(a.nbytes + 1, np.uint8)[1:].view(a.dtype).reshape(a.shape)
-        raw[...] = a
-        return raw
-    if kind == "swapped":
-        return a.astype(a.dtype.newbyteorder(">")) if a.dtype.kind != "V" and a.dtype.name != "bfloat16" else a
-    if kind == "broadcast":
-        return np.broadcast_to(a.ravel()[:1].reshape((1,) * a.ndim) if a.size else np.zeros((), a.dtype), a.shape)
-    if kind == "turned":
-        return a.T if draw(st.booleans()) else a[::-1] if a.ndim else a
-    if kind == "ugly":
-        if a.dtype.kind == "i":
-            return rng.choice(np.array([-(2**63), -1, 0, a.size, 2**31, 2**62, 2**63 - 1]), a.shape)
-        with np.errstate(over="ignore"):
-            return rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, 1e-40, 1e300]), a.shape).astype(a.dtype)
-    return draw(STRANGE)
 
 
 def _guarded(shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -123,11 +69,6 @@ def _known(op: Op, dtype: np.dtype) -> Any:
     return _answers[op.name, dtype]
 
 
-def _named(error: Exception) -> None:
-    """An error says what is wrong."""
-    assert len(str(error)) > 10 or isinstance(error, MemoryError), repr(error)
-
-
 def check(op: Op, call: tuple[list[Any], dict[str, Any], list[np.ndarray]]) -> None:
     arguments, keywords, memories = call
     outs = keywords.get("out")
@@ -137,7 +78,7 @@ def check(op: Op, call: tuple[list[Any], dict[str, Any], list[np.ndarray]]) -> N
     try:
         op.function(*arguments, **keywords)
     except ALLOWED as error:
-        _named(error)
+        named(error)
         for o, old in zip(mine, unwritten, strict=True):
             assert o.tobytes() == old.tobytes(), "out was written, and then an error raised"
         assert all((m == 0xA5).all() for m in memories), "memory was written, and then an error raised"
@@ -148,25 +89,9 @@ def check(op: Op, call: tuple[list[Any], dict[str, Any], list[np.ndarray]]) -> N
         assert a.tobytes() == old.tobytes(), "an input was written"
 
 
-def _for_a_while(strategy: st.SearchStrategy[Any], test: Any, seconds: float) -> int:
-    """Hypothesis again and again, from one seed after another, until the time is over; -> how many examples."""
-    end, round_, count = time.monotonic() + seconds, 0, 0
-
-    def one(call: Any) -> None:
-        nonlocal count
-        count += 1
-        test(call)
-
-    quiet = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    while not round_ or time.monotonic() < end:
-        seed(round_)(quiet(given(strategy)(one)))()
-        round_ += 1
-    return count
-
-
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_any_call(op: Op) -> None:
-    count = _for_a_while(calls(op), lambda call: check(op, call), SECONDS / (len(OPS) + 3))
+    count = for_a_while(calls(op), lambda call: check(op, call), SECONDS)
     assert count >= 60
 
 
@@ -198,11 +123,29 @@ def test_any_call_of_a_dialect(name: str) -> None:
             else:
                 dialect.run(kernel.op, inputs, attributes)
         except ALLOWED as error:
-            _named(error)
+            named(error)
         for x, old in zip(inputs, before, strict=True):
             assert not isinstance(x, np.ndarray) or same_bits(x.astype(np.float64), old.astype(np.float64))
 
-    assert _for_a_while(nodes(), run, SECONDS / (len(OPS) + 3)) >= 60
+    assert for_a_while(nodes(), run, SECONDS) >= 60
+
+
+def test_any_plan() -> None:
+    """`plan` of any shapes and options."""
+    shapes = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 8, 17, 64, 2**31, 2**62]), max_size=5)
+    options = [n for n, p in inspect.signature(bs.plan).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    windows = st.dictionaries(st.sampled_from(options), st.one_of(st.integers(0, 3), STRANGE), max_size=3)
+    whole = st.tuples(st.just((2, 4, 9, 9)), st.just((6, 4, 3, 3)))
+    given = st.tuples(st.sampled_from(["conv", "conv_grad"]), st.one_of(whole, st.tuples(shapes, shapes)), windows)
+
+    def run(call: Any) -> None:
+        op, (x, w), keywords = call
+        try:
+            assert "dx=" in repr(bs.plan(op, x, w, **keywords))
+        except ALLOWED as error:
+            named(error)
+
+    for_a_while(given, run, SECONDS)
 
 
 def test_the_machine_s_functions() -> None:
@@ -214,13 +157,13 @@ def test_the_machine_s_functions() -> None:
                 try:
                     function(value)
                 except ALLOWED as error:
-                    _named(error)
+                    named(error)
                 assert bs.relu_grad(np.ones(100_000, np.float32), np.ones(100_000, np.float32)).all()
 
             few = STRANGE.filter(
                 lambda v: not (isinstance(v, int) and v > 64)
             )  # a thousand threads are allowed, and slow
-            _for_a_while(few, run, 0)
+            for_a_while(few, run, 0)
     finally:
         bs.set_num_threads(before)
         bs.set_memory_limit(limit)

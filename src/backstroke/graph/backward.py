@@ -34,7 +34,7 @@ def build(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Backward:
     seeds = {}
     for name in of:
         seeds[name] = seed(name)
-        parts[name] = [Tensor(graph, seeds[name], model.types[name])]
+        parts[name] = [Tensor(graph, seeds[name], model.type_of(name))]
     for node, wants in reversed(active):
         rule = RULES[node.domain, node.op]
         graph.prefix = node.name

@@ -93,7 +93,7 @@ class _Writer:
         return helper.make_node(node.op, inputs, outputs, node.name, domain=node.domain, **node.attributes)
 
     def _info(self, name: str, like: str) -> onnx.ValueInfoProto:
-        kind = helper.np_dtype_to_tensor_dtype(self._model.types[like])
+        kind = helper.np_dtype_to_tensor_dtype(self._model.type_of(like))
         return helper.make_tensor_value_info(name, kind, self._model.shapes.get(like))
 
 
@@ -179,7 +179,10 @@ def _check(proto: onnx.ModelProto) -> None:
     for node in checked.graph.node:
         if node.op_type in _UNKNOWN_TO_ONNX:
             node.domain = MICROSOFT
-    onnx.checker.check_model(checked)
+    try:
+        onnx.checker.check_model(checked)
+    except onnx.checker.ValidationError as error:
+        raise ValueError(f"model: with its gradient it is not what ONNX' checker wants: {error}") from error
 
 
 __all__ = ["gradient_model"]

@@ -90,6 +90,12 @@ class Model:
         found = self.constants.get(name)
         return self.weights.get(name) if found is None else found
 
+    def type_of(self, name: str) -> np.dtype:
+        """The type of a tensor; a ValueError where shape inference did not find it."""
+        if name not in self.types:
+            raise ValueError(f"model: the type of {name!r} cannot be told: ONNX' shape inference does not come so far")
+        return self.types[name]
+
     def knows(self, name: str) -> bool:
         """Whether there is a tensor of that name."""
         return name in self.producer or name in self.inputs or name in self.weights
@@ -168,13 +174,29 @@ def _check(proto: onnx.ModelProto) -> None:
         )
     seen = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
     seen |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = min(proto.ir_version or 1, int(onnx.IR_VERSION))
+    context.opset_imports = {
+        i.domain: min(i.version, onnx.defs.onnx_opset_version()) if i.domain in ("", "ai.onnx") else i.version
+        for i in proto.opset_import
+    }
     for node in proto.graph.node:
         for name in node.input:
             if name and name not in seen:
                 raise ValueError(
                     f"model: node {node.name!r} ({node.op_type}) reads {name!r}, which nothing makes before"
                 )
-        seen.update(node.output)
+        for name in node.output:
+            if name and name in seen:
+                raise ValueError(f"model: node {node.name!r} ({node.op_type}) makes {name!r}, which is there before")
+            seen.add(name)
+        # The numbers of inputs, the attributes and their types; branches and bodies may leave out what it asks for.
+        flat = not any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+        if flat and onnx.defs.has(node.op_type, node.domain):
+            try:
+                onnx.checker.check_node(node, context)
+            except onnx.checker.ValidationError as error:
+                raise ValueError(f"model: node {node.name!r} ({node.op_type}): {error}") from error
     for value in proto.graph.output:
         if value.name not in seen:
             raise ValueError(f"model: nothing makes its output {value.name!r}")
