@@ -11,6 +11,7 @@ import pytest
 from checks import BFLOAT16, DTYPES, Guarded, same_bits
 from convolution_problems import Problem, problem
 
+import backstroke as bs
 from backstroke.convolution import ConvGrads, conv, conv_grad, plan, reference
 
 P = problem(2, 4, 6, (5, 6), (3, 2), group=2, pads=((1, 0), (2, 1)), strides=(1, 2), dilations=(2, 1))
@@ -451,6 +452,17 @@ def test_results_too_large_for_any_memory() -> None:
         conv(x, w, pads=2**61)
     with pytest.raises(ValueError, match="too large"):
         conv(x.reshape(1, 1, 1, 1), w.reshape(1, 1, 1, 1), pads=2**40)
+
+
+def test_strides_that_would_never_be_compiled() -> None:
+    """The gradient of x is one sweep for each place within a stride; w and b need none."""
+    x, w = np.ones((1, 1, 40, 40), np.float32), np.ones((1, 1, 1, 1), np.float32)
+    dy = np.ones((1, 1, 1, 1), np.float32)
+    with pytest.raises(bs.UnsupportedError, match=r"strides: .*1600 interleaved convolutions"):
+        conv_grad(dy, x, w, strides=40)
+    assert conv_grad(dy, x, w, strides=40, wrt="w").dw.item() == 1
+    with pytest.raises(bs.UnsupportedError, match="strides"):
+        plan("conv_grad", (1, 1, 2**31), (1, 1, 3), strides=2**31)
 
 
 def test_plan_says_what_is_chosen() -> None:

@@ -8,9 +8,13 @@ forward pass is a step of the reading; in the gradient it becomes phases, each a
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
+from ..errors import UnsupportedError
 from ..geometry import Geometry
+
+MOST_PHASES = 1024  # each is traced by itself: with a kernel of 16x16 and strides of 16, 256 take half a minute
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,12 @@ def forward(geometry: Geometry) -> Sweep:
 
 def input_gradient(geometry: Geometry) -> Sweep:
     """The sweep that makes the input's gradient out of the output's; the geometry has three axes."""
+    count = math.prod(min(s, n) for s, n in zip(geometry.strides, geometry.input_size, strict=True))
+    if count > MOST_PHASES:
+        raise UnsupportedError(
+            f"strides: {geometry.strides} over {geometry.input_size} given; the gradient of x would be {count} "
+            f"interleaved convolutions, expected {MOST_PHASES} at most"
+        )
     axes = []
     for i in range(3):
         stride, size = geometry.strides[i], geometry.input_size[i]
