@@ -56,10 +56,10 @@ def exp(x: Any, rest: Any = None) -> Any:
     x = x.read()
     limit = _exp_limit(x.type)
     clamped = k.where(x < -limit, -limit, k.where(x > limit, limit, x))
-    n, f = _times_log2e(k, clamped, 1.0)
+    n, f, shifted = _times_log2e(k, clamped, 1.0)
     if rest is not None:
         f = k.muladd(k.where(clamped == x, rest, 0.0), _LOG2E, f)
-    return _power_of_two(k, n, f)
+    return _power_of_two(k, n, f, shifted)
 
 
 def sqrt(x: Any) -> Any:
@@ -116,6 +116,8 @@ _POWER_SERIES = {  # c1, c2, ... of 1 + c1 f + c2 f^2 + ...: 2^f for |f| <= 1/2,
         7.054814836763028e-09, 4.4572393137403015e-10, 2.585523844459004e-11,
     ),
 }  # fmt: skip
+_SIXTEENTHS = tuple(2 ** (i / 16) for i in range(16))
+_SHORT_SERIES = (0.6931471805599453, 0.24022650695910072, 0.05550410866482158)  # Taylor's; for |f| <= 1/32 2^-29.7 off
 
 
 def _exp_limit(type: Type) -> float:
@@ -123,40 +125,49 @@ def _exp_limit(type: Type) -> float:
     return 105.0 if type is f32 else 747.0
 
 
-def _times_log2e(k: Trace, x: Value, factor: Number) -> tuple[Value, Value]:
-    """x factor log2(e) as n + f: a whole number, and a fraction from -1/2 to 1/2 that is rounded as itself.
+def _by_table(k: Trace, type: Type, lanes: int) -> bool:
+    """Whether vectors are looked up in a table of sixteen by one instruction."""
+    return type is f32 and lanes % 16 == 0 and "avx512f" in k.target.features
 
-    n is had by adding a number so large that the sum has no fraction left: no conversion that NaN could upset.
+
+def _times_log2e(k: Trace, x: Value, factor: Number) -> tuple[Value, Value, Value]:
+    """x factor log2(e) as n + f: whole (by a table, sixteenths), and a fraction of a step that is rounded as itself.
+
+    n is had by adding a number so large that the sum has no fraction left: no conversion that NaN could upset. That sum
+    comes third; its last bits are n's.
     """
     scale, (high, low) = k.value(factor, x.type), _LOG2E_PARTS[x.type]
     first = scale * high
     second = k.muladd(scale, low, k.fma(scale, high, -first))
-    magic = _round_magic(x.type)
-    n = k.muladd(x, first, magic) - magic
-    return n, k.muladd(x, second, k.fma(x, first, -n))
+    magic = _round_magic(k, x)
+    shifted = k.muladd(x, first, magic)
+    n = shifted - magic
+    return n, k.muladd(x, second, k.fma(x, first, -n)), shifted
 
 
-def _round_magic(type: Type) -> float:
-    return 1.5 * 2.0 ** (23 if type is f32 else 52)
+def _round_magic(k: Trace, x: Value) -> float:
+    return 1.5 * 2.0 ** (52 if x.type is f64 else 19 if _by_table(k, x.type, x.lanes) else 23)
 
 
-def _power_of_two(k: Trace, n: Value, f: Value) -> Value:
-    """2^(n + f). 2^f is a polynomial; 2^n is made of bits.
+def _power_of_two(k: Trace, n: Value, f: Value, shifted: Value) -> Value:
+    """2^(n + f), of what `_times_log2e` gave. 2^f is a polynomial, if not by a table a long one; 2^n is made of bits.
 
     2^n goes on in two factors, so that results below the normal numbers and just below infinity come out right.
     """
+    if _by_table(k, f.type, f.lanes):
+        steps = k.by_parts(16, _sixteenth, shifted)
+        series = k.muladd(k.muladd(_SHORT_SERIES[2], f, _SHORT_SERIES[1]), f, _SHORT_SERIES[0])
+        return k.by_parts(16, _scale_by_instruction, k.muladd(steps * f, series, steps), n)
     single = f.type is f32
     constants = _POWER_SERIES[f.type]
     series = k.value(constants[-1], f.type, f.lanes)
     for c in constants[-2::-1]:
         series = k.muladd(series, f, c)
     series = (k.fma if single else k.muladd)(series, f, 1.0)  # where float32 has no fma, this step is worth its price
-    width = 512 // f.type.bits
-    if f.lanes % width == 0 and "avx512f" in k.target.features:
-        return k.by_parts(width, _scale_by_instruction, series, n)
+    if not single and f.lanes % 8 == 0 and "avx512f" in k.target.features:
+        return k.by_parts(8, _scale_by_instruction, series, n)
     integers, fraction, bias = (i32, 23, 127) if single else (i64, 52, 1023)
-    magic = k.value(_round_magic(f.type), f.type, f.lanes)
-    whole = k.bits(integers, n + magic) - k.bits(integers, magic)
+    whole = k.bits(integers, shifted) - k.bits(integers, k.value(_round_magic(k, f), f.type, f.lanes))
     half = whole >> 1
     powers = [k.bits(f.type, (part + bias) << fraction) for part in (half, whole - half)]
     return series * powers[0] * powers[1]
@@ -194,6 +205,14 @@ def _log(k: Trace, x: Value) -> Value:
     result = k.muladd(n, high, f - (half - rest))
     result = k.where(x == x, k.where(x > largest(x), x, result), x)
     return k.where(x > 0, result, k.where(x == 0, -float("inf"), k.where(x < 0, float("nan"), x)))
+
+
+def _sixteenth(shifted: Value) -> Value:
+    """2 to the power of as many sixteenths as the last four bits say."""
+    k, index = shifted.k, shifted.k.bits(i32, shifted)
+    table = ir.Constant(shifted.ir.type, [ir.Constant(ir.FloatType(), float(np.float32(x))) for x in _SIXTEENTHS])
+    raw = k.intrinsic("x86.avx512.permvar.sf.512", shifted.ir.type, [table, index.ir])
+    return Value(k, raw, f32, 16)
 
 
 def _scale_by_instruction(x: Value, n: Value) -> Value:
