@@ -43,8 +43,10 @@ print(counts.seconds)
 """
 
 
-def _once(op: str, folder: str) -> tuple[float, float]:
-    environment = {**os.environ, "BACKSTROKE_CACHE_DIR": folder}
+def _once(op: str, folder: str, bytecode: str) -> tuple[float, float]:
+    # A package that pip has installed has its bytecode beside it; here it goes to a folder of ours.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"BACKSTROKE_CACHE_DIR": folder, "PYTHONPYCACHEPREFIX": bytecode}
     done = subprocess.run(
         [sys.executable, "-c", _FIRST_CALL.format(op=op)], env=environment, capture_output=True, text=True, check=True
     )
@@ -52,19 +54,21 @@ def _once(op: str, folder: str) -> tuple[float, float]:
     return imported, first
 
 
-def first_calls(ops: list[str]) -> dict[str, float]:
-    """Seconds: import (median), and the slowest op's first call cold and from the cache (medians of five processes)."""
+def first_calls(ops: list[str], repeats: int = 5) -> dict[str, float]:
+    """Seconds: import, and the slowest op's first call, cold and from the cache (medians of as many processes)."""
     imports, cold, warm = [], {}, {}
-    for op in ops:
-        colds, warms = [], []
-        for _ in range(5):
-            with tempfile.TemporaryDirectory() as folder:
-                os.chmod(folder, 0o700)
-                imported, first = _once(op, folder)
-                colds.append(first)
-                imports.append(imported)
-                warms.append(_once(op, folder)[1])
-        cold[op], warm[op] = statistics.median(colds), statistics.median(warms)
+    with tempfile.TemporaryDirectory() as bytecode:
+        for op in ops:
+            colds, warms = [], []
+            for turn in range(repeats + 1):  # the first one compiles what Python makes of the sources
+                with tempfile.TemporaryDirectory() as folder:
+                    os.chmod(folder, 0o700)
+                    (imported, first), (_, again) = (_once(op, folder, bytecode) for _ in range(2))
+                if turn:
+                    imports.append(imported)
+                    colds.append(first)
+                    warms.append(again)
+            cold[op], warm[op] = statistics.median(colds), statistics.median(warms)
     return {"import": statistics.median(imports), "cold": max(cold.values()), "from cache": max(warm.values())}
 
 
