@@ -15,7 +15,7 @@ import backstroke as bs
 import peers
 from backstroke.registry import OPS, moved_bytes
 
-from . import limits, report, startup
+from . import limits, report, startup, training
 from .problems import PROBLEMS
 from .timing import interleaved
 
@@ -63,6 +63,13 @@ def main() -> None:
         timed.append(report.Timed(problem, moved, problem.operations, times[0], times[1], times[2].get("limit")))
         print(report.row(timed[-1]), flush=True)
 
+    for network in training.PROBLEMS:
+        if re.search(arguments.only, f"{network.group}: {network}") and len(found) > 1:
+            seconds, without = training.seconds(network, arguments.threads, min(arguments.rounds, 5))
+            absent |= {f"{name}, {network}": why for name, why in without.items()}
+            timed.append(report.Timed(network, 0, 0, seconds, {"backstroke": seconds["backstroke"]}))
+            print(report.row(timed[-1]), flush=True)
+
     overhead, first = None, {}
     if not arguments.only:
         overhead = startup.call_overhead()
@@ -101,7 +108,7 @@ def _joined(timed: list[report.Timed], before: list[dict[str, Any]]) -> list[rep
     old = {(each["group"], each["problem"]): each for each in before}
     new = {(each.problem.group, str(each.problem)): each for each in timed}
     result = []
-    for problem in PROBLEMS:
+    for problem in (*PROBLEMS, *training.PROBLEMS):
         key = problem.group, str(problem)
         if key in new:
             result.append(new[key])

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import convolution
 from .problems import Problem
+from .training import TrainingProblem
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Timed:
     The limit is the machine's: of its memory, or of its multiplications and additions where `operations` are counted.
     """
 
-    problem: Problem
+    problem: Problem | TrainingProblem
     bytes: int
     operations: int
     called: dict[str, float]
@@ -48,7 +49,7 @@ class Timed:
         }
 
     @classmethod
-    def from_json(cls, problem: Problem, found: dict[str, Any]) -> Timed:
+    def from_json(cls, problem: Problem | TrainingProblem, found: dict[str, Any]) -> Timed:
         return cls(problem, *(found[name] for name in ("bytes", "operations", "called", "given", "limit")))
 
 
@@ -145,6 +146,9 @@ BARS = (
     _conv("channels last, geometric mean against torch channels_last", 1.0, geometric_mean, what="conv NXC"),
     Bar("bfloat16 ResNet-50 against our float32", 1.5, lambda t: geometric_mean(_small_type_convolutions(t))),
     _conv("bfloat16 ResNet-50 against torch bfloat16", 1.0, geometric_mean, what="conv bfloat16"),
+    _bar("training steps, each against torch", 1.3, "training", "called", least),
+    _bar("training steps, each against torch channels_last", 1.0, "training", "called", least, "torch channels_last"),
+    _bar("training steps, each against ONNX Runtime's", 2.0, "training", "called", least, "onnxruntime training"),
 )
 
 
