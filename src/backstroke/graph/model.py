@@ -7,6 +7,7 @@ model is: it is copied, edited and looked at freely.
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import external_data_helper, helper, numpy_helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from ..errors import UnsupportedError
 
 OLDEST_OPSET = 11
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16))
 _IN_SKELETON = 1024  # weights of so few elements may be shapes and axes, which shape inference wants to see
+_FLOAT_KINDS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 _LIKE_THEIR_INPUT = ("FastGelu", "Gelu", "QuickGelu")
 Dims = tuple[Any, ...]
 
@@ -76,7 +78,7 @@ class Model:
             if tensor.elem_type:
                 self.types.setdefault(value.name, np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)))
             if tensor.HasField("shape"):
-                dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+                dims = tuple(_dim(d) for d in tensor.shape.dim)
                 self.shapes.setdefault(value.name, dims)
 
     def at(self, shapes: dict[str, Dims], values: dict[str, np.ndarray]) -> Model:
@@ -204,26 +206,47 @@ def _check(proto: onnx.ModelProto) -> None:
 
 def _without_weights(proto: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     weights = {}
-    for tensor in proto.graph.initializer:
+    for name, tensor in (
+        *((tensor.name, tensor) for tensor in proto.graph.initializer),
+        *_constants_that_are_weights(proto),
+    ):
         if external_data_helper.uses_external_data(tensor):
             if folder is None:
-                raise ValueError(f"model: weight {tensor.name!r} lies in another file; expected a path, to find it by")
+                raise ValueError(f"model: weight {name!r} lies in another file; expected a path, to find it by")
             try:
                 external_data_helper.load_external_data_for_tensor(tensor, str(folder))
             except Exception as error:
-                raise ValueError(f"model: weight {tensor.name!r} cannot be read from its own file: {error}") from error
+                raise ValueError(f"model: weight {name!r} cannot be read from its own file: {error}") from error
         try:
             weight = numpy_helper.to_array(tensor)
         except Exception as error:
-            raise ValueError(f"model: weight {tensor.name!r} is damaged: {error}") from error
-        weights[tensor.name] = weight if weight.flags.writeable and weight.flags.c_contiguous else np.array(weight)
+            raise ValueError(f"model: weight {name!r} is damaged: {error}") from error
+        weights[name] = weight if weight.flags.writeable and weight.flags.c_contiguous else np.array(weight)
     for sparse in proto.graph.sparse_initializer:
         raise UnsupportedError(f"model: weight {sparse.values.name!r} is sparse; expected dense weights")
     del proto.graph.initializer[:]
+    nodes = [node for node in proto.graph.node if node.op_type != "Constant" or node.output[0] not in weights]
+    if len(nodes) < len(proto.graph.node):
+        del proto.graph.node[:]
+        proto.graph.node.extend(nodes)
     own = [value for value in proto.graph.input if value.name not in weights]
     del proto.graph.input[:]
     proto.graph.input.extend(own)
     return proto, weights
+
+
+def _constants_that_are_weights(proto: onnx.ModelProto) -> list[tuple[str, onnx.TensorProto]]:
+    """Some exporters (Paddle's) write weights as Constant nodes. Where a model has no initializers of float type, its
+    Constants of more than one number are its weights."""
+    if any(tensor.data_type in _FLOAT_KINDS for tensor in proto.graph.initializer):
+        return []
+    return [
+        (node.output[0], attribute.t)
+        for node in proto.graph.node
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+        for attribute in node.attribute
+        if attribute.name == "value" and attribute.t.data_type in _FLOAT_KINDS and math.prod(attribute.t.dims) > 1
+    ]
 
 
 def _node(proto: onnx.NodeProto, index: int) -> Node:
@@ -245,6 +268,11 @@ def _captured(graph: onnx.GraphProto) -> list[str]:
         found += [name for name in (*node.inputs, *node.captured) if name and name not in own]
         own.update(node.outputs)
     return found + [value.name for value in graph.output if value.name not in own]
+
+
+def _dim(dim: Any) -> Any:
+    """A size: a number, the name of a symbol, or None. Some exporters write -1 for what is not known."""
+    return (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
 
 
 def _constant(node: Node) -> np.ndarray:

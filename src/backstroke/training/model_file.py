@@ -22,7 +22,9 @@ CHUNK = 16 << 20
 # Of TensorProto: the types that weights have, and the field in which each lies if not in raw_data.
 _DTYPES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 _TYPED_FIELD = {"float32": 4, "float64": 10}
-_GRAPH, _INITIALIZER = 7, 5  # of ModelProto; of GraphProto
+_GRAPH, _NODE, _INITIALIZER = 7, 1, 5  # of ModelProto; of GraphProto
+_OUTPUT, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 2, 4, 5, 7  # of NodeProto
+_ATTRIBUTE_NAME, _TENSOR = 1, 5  # of AttributeProto
 _DIMS, _TYPE, _NAME, _RAW, _EXTERNAL = 1, 2, 8, 9, 13  # of TensorProto
 
 
@@ -120,13 +122,34 @@ class ModelFile:
         return np.frombuffer(raw, place.dtype.newbyteorder("<")).astype(place.dtype).reshape(place.shape)
 
     def _scan(self) -> None:
-        for graph in wire.fields(self.data, 0, len(self.data)):
-            if graph.number == _GRAPH and graph.kind == wire.BYTES:
-                for tensor in wire.fields(self.data, graph.start, graph.stop):
-                    if tensor.number == _INITIALIZER and tensor.kind == wire.BYTES:
-                        self._scan_tensor(tensor, graph)
+        graphs = [f for f in wire.fields(self.data, 0, len(self.data)) if (f.number, f.kind) == (_GRAPH, wire.BYTES)]
+        for graph in graphs:
+            for tensor in self._parts(graph, _INITIALIZER):
+                self._scan_tensor(tensor, [graph])
+        if not self.weights:  # as graph.model has it: then they are its Constants of more than one number
+            for graph in graphs:
+                for node in self._parts(graph, _NODE):
+                    self._scan_node(node, graph)
 
-    def _scan_tensor(self, tensor: wire.Field, graph: wire.Field) -> None:
+    def _parts(self, message: wire.Field, number: int) -> list[wire.Field]:
+        """The messages (or texts) of a field."""
+        found = wire.fields(self.data, message.start, message.stop)
+        return [part for part in found if part.number == number and part.kind == wire.BYTES]
+
+    def _text(self, message: wire.Field, number: int) -> str:
+        """The text of a field, the first if there are several."""
+        parts = self._parts(message, number)
+        return self.data[parts[0].start : parts[0].stop].decode(errors="replace") if parts else ""
+
+    def _scan_node(self, node: wire.Field, graph: wire.Field) -> None:
+        if self._text(node, _OP_TYPE) != "Constant" or self._text(node, _DOMAIN) not in ("", "ai.onnx"):
+            return
+        for attribute in self._parts(node, _ATTRIBUTE):
+            if self._text(attribute, _ATTRIBUTE_NAME) == "value":
+                for tensor in self._parts(attribute, _TENSOR):
+                    self._scan_tensor(tensor, [graph, node, attribute], self._text(node, _OUTPUT))
+
+    def _scan_tensor(self, tensor: wire.Field, around: list[wire.Field], called: str = "") -> None:
         dims: list[int] = []
         kind, name, raw = 0, "", None
         typed: dict[int, list[tuple[int, int]]] = {4: [], 10: []}
@@ -149,7 +172,7 @@ class ModelFile:
                 key, value, span = self._entry(part)
                 outside[key] = value
                 if key == "location":
-                    self._references.append(_Reference(value, *span, [graph, tensor, part]))
+                    self._references.append(_Reference(value, *span, [*around, tensor, part]))
         if kind not in _DTYPES:
             return
         dtype = np.dtype(ml_dtypes.bfloat16 if _DTYPES[kind] == "bfloat16" else _DTYPES[kind])
@@ -158,7 +181,10 @@ class ModelFile:
             place.offset = int(outside.get("offset") or 0)
         else:
             place.segments = [raw] if raw else typed.get(_TYPED_FIELD.get(dtype.name, 0), [])
-        self.weights[name] = place
+        if not called:
+            self.weights[name] = place
+        elif np.prod(dims, dtype=np.int64) > 1:
+            self.weights[called] = place
 
     def _entry(self, entry: wire.Field) -> tuple[str, str, tuple[int, int]]:
         """Key and value of a StringStringEntryProto, and where the value's field lies."""
