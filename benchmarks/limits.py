@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .problems import Problem
 
 
+LARGE = 32 << 20  # bytes of an output that goes past the caches
+
+
 def larger(a: Any, b: Any) -> Any:
     """The least that can be done with two inputs."""
     return where(a > b, a, b)
@@ -88,7 +91,7 @@ def read_read_write(inputs: list[Any], out: Any) -> list[Call]:
     in a cache.
     """
     total = moved_bytes(inputs, out)
-    if total < 2 * last_level_cache():
+    if total < 2 * last_level_cache() and max(a.nbytes for a in results(out)) <= LARGE:
         return []
     own = [a for a in (*inputs, *results(out)) if isinstance(a, np.ndarray)]
     if len(own) != 3 or any(a.nbytes != own[0].nbytes for a in own):

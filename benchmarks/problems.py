@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from backstroke.registry import OPS, Op, results
+from peers.ours import TFJS
 
 from . import convolution, pooling
 
@@ -46,6 +48,11 @@ class Problem:
         answer = self.entry.function(*arguments, **self.keywords)
         empty = tuple(map(np.empty_like, results(answer)))
         return empty if isinstance(answer, tuple) else empty[0]
+
+    @property
+    def output_bytes(self) -> int:
+        """The size of what is computed, for ops whose result has the input's shape."""
+        return math.prod(self.shape) * next(d for d in self.entry.dtypes if d.name == self.dtype).itemsize
 
     @functools.cached_property
     def operations(self) -> int:
@@ -90,7 +97,17 @@ def _pooling() -> Iterator[Problem]:
                         yield Problem(op, place[0], f"{kind} {layout}{group}", place[1])
 
 
+def _from_input() -> Iterator[Problem]:
+    """Maxima that are found again in the input, as oneDNN and TensorFlow.js have it: the named windows."""
+    for layout in ("NCX", "NXC"):
+        for shape, k, s, p in _WINDOWS:
+            options = {"kernel": k, "strides": s, "pads": p}
+            place = (shape, options) if layout == "NCX" else pooling.channels_last(shape, options)
+            yield Problem("max_pool_grad_from_input", place[0], f"max from input {layout}", place[1])
+
+
 _LARGE_WINDOWS = {"kernel": 3, "strides": 2, "pads": 1}
+_SAME = {"kernel": 3, "strides": 2, "auto_pad": "same_upper", "layout": "NXC"}
 _IMAGE_NETWORKS = ("resnet_50", "mobilenet", "vgg_11", "googlenet_v1", "other")
 
 
@@ -112,6 +129,8 @@ PROBLEMS = (
     *(Problem(op, (n,), "small") for op in _ELEMENTWISE[1:] for n in (1, 10_000)),
     *(Problem(op, shape, "small") for op in _SOFTMAX for shape in ((1, 1), (10, 10), (100, 100))),
     *_pooling(),
+    *_from_input(),
+    Problem("max_pool_grad_from_input", (8, 56, 56, 64), TFJS, _SAME),
     Problem("avg_pool_grad", _IMAGES, "avg bfloat16", _LARGE_WINDOWS, "bfloat16"),
     Problem("max_pool_grad", _IMAGES, "max bfloat16", _LARGE_WINDOWS, "bfloat16"),
     *_convolutions(*_IMAGE_NETWORKS, "wavenet", "i3d", "unet"),

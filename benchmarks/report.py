@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from peers.ours import TFJS
+
 from . import convolution
+from .limits import LARGE
 from .problems import Problem
 from .training import TrainingProblem
 
@@ -119,6 +122,23 @@ def _small_types(timed: list[Timed]) -> list[float | None]:
     return [single[op] / half[op] for op in single if op in half]
 
 
+def _pool(
+    text: str, bound: float, join: Callable[..., float | None], what: str, how: str = "given", *, large: bool = False,
+    peer: str = "torch",
+) -> Bar:  # fmt: skip
+    """A bar for the pooling problems of that kind, the named ones and those of networks; `large`: over 32 MB."""
+
+    def chosen(t: Timed) -> bool:
+        return t.problem.group in (what, f"{what} of networks") and (not large or t.problem.output_bytes > LARGE)
+
+    return Bar(text, bound, lambda timed: join(t.ratio(peer, how) for t in timed if chosen(t)))
+
+
+def _pooling_shares(timed: list[Timed]) -> list[float | None]:
+    pooling = [t for t in timed if t.problem.entry.family == "pooling"]
+    return [t.share for t in pooling if t.problem.output_bytes > LARGE]
+
+
 BARS = (
     _bar("elementwise, output given, each against torch", 1.5, "elementwise", "given", least),
     _bar("elementwise, as called, each against torch", 3.0, "elementwise", "called", least),
@@ -133,6 +153,18 @@ BARS = (
     _bar("softmax, output given, each against torch", 1.0, "softmax", "given", least),
     _bar("softmax along axis 1, each against torch", 2.0, "softmax axis 1", "given", least),
     _bar("1 to 10,000 elements, as called, each against torch", 1.0, "small", "called", least),
+    _pool("AvgPoolGrad NCX, output given, geometric mean against torch", 4.0, geometric_mean, "avg NCX"),
+    _pool("AvgPoolGrad NCX, output given, each against torch", 1.5, least, "avg NCX"),
+    _pool("AvgPoolGrad NXC, output given, geometric mean against torch", 1.3, geometric_mean, "avg NXC"),
+    _pool("AvgPoolGrad NXC, output given, each against torch", 1.0, least, "avg NXC"),
+    _pool("MaxPoolGrad NCX, output given, geometric mean against torch", 1.5, geometric_mean, "max NCX"),
+    _pool("MaxPoolGrad NCX, output given, each against torch", 1.0, least, "max NCX"),
+    _pool("MaxPoolGrad NCX over 32 MB, as called, each against torch", 3.0, least, "max NCX", "called", large=True),
+    _pool("MaxPoolGrad NXC, output given, geometric mean against torch", 1.3, geometric_mean, "max NXC"),
+    _pool("MaxPoolGrad NXC, output given, each against torch", 1.0, least, "max NXC"),
+    _pool("AvgPoolGrad bfloat16, output given, against torch", 10.0, least, "avg bfloat16"),
+    _pool("TensorFlow.js' MaxPoolGrad, against TensorFlow.js", 50.0, least, TFJS, "called", peer="tensorflow.js"),
+    Bar("pooling over 32 MB, least share of streaming bandwidth", 0.6, lambda t: least(_pooling_shares(t))),
     _conv("convolutions, geometric mean against torch", 1.25, geometric_mean),
     _conv("convolutions, each against torch", 0.9, least),
     _conv("convolutions of ResNet-50, geometric mean against torch", 1.15, geometric_mean, of="resnet_50"),

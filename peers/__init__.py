@@ -25,6 +25,7 @@ TABLE = (
     ("pytorch", "Torch"),
     ("ort", "OnnxRuntime"),
     ("onednn", "OneDnn"),
+    ("tfjs", "TensorFlowJs"),
     ("jax_cpu", "Jax"),
 )
 DIALECTS = ("ort", "onednn", "tfjs")

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 import backstroke as bs
+from backstroke.dialects import tfjs as dialect
 
-from . import Calls
+from . import Calls, tfjs
+
+TFJS = "in TensorFlow.js' words"  # the group of problems that are called through its dialect
 
 
 class Ours:
@@ -24,6 +27,12 @@ class Ours:
         bs.set_num_threads(count)
 
     def calls(self, problem: Any, arguments: list[Any], out: Any) -> Calls | None:
+        if problem.group == TFJS and (spoken := tfjs.in_its_words(problem, arguments)):
+
+            def call() -> object:  # what it does: sums in double, rounded once; it takes no output
+                return dialect.run("MaxPoolGrad", *spoken)
+
+            return call, call
         function, options = problem.entry.function, problem.keywords
         return lambda: function(*arguments, **options), lambda: function(*arguments, **options, out=out)
 

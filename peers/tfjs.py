@@ -17,7 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from .child import ROOT, Child, decode, encode
+from backstroke import reference
+from backstroke.registry import window_geometry
+
+from . import Calls
+from .child import ROOT, Child, PeerError, decode, encode
 
 SOURCE = Path(__file__).parent / "tfjs_child"
 BUNDLE = "bundle.cjs"
@@ -27,6 +31,49 @@ def run(kernel: str, inputs: Mapping[str, np.ndarray], attributes: Mapping[str, 
     """The kernel's result; `PeerError` with TensorFlow.js' message where it throws."""
     encoded = {name: encode(x) for name, x in inputs.items()}
     return decode(_child().call({"kernel": kernel, "inputs": encoded, "attributes": dict(attributes)}))
+
+
+class TensorFlowJs:
+    """Its CPU backend, on one thread, for it has no more; timed from here, with a line of JSON there and one back."""
+
+    name = "tensorflow.js"
+
+    def __init__(self) -> None:
+        if why := available():
+            raise ImportError(why)
+
+    def version(self) -> str:
+        return version()
+
+    def threads(self, count: int) -> None:
+        """It has one."""
+
+    def calls(self, problem: Any, arguments: list[Any], out: Any) -> Calls | None:
+        spoken = in_its_words(problem, arguments)
+        if spoken is None:
+            return None
+        inputs, attributes = spoken
+        encoded = {name: encode(x) for name, x in inputs.items()}
+        try:
+            _child().call({"kernel": "MaxPoolGrad", "inputs": encoded, "attributes": attributes, "prepare": True})
+        except PeerError:
+            return None
+        return lambda: _child().call({"again": True}), None
+
+
+def in_its_words(problem: Any, arguments: list[Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """Inputs and attributes of MaxPoolGrad for a problem, where it has one."""
+    options, rank = problem.options, len(problem.shape)
+    if (problem.op, options.get("layout"), rank, problem.dtype) != ("max_pool_grad_from_input", "NXC", 4, "float32"):
+        return None
+    windows = window_geometry(problem.shape, **options)
+    if windows.dilations != (1, 1) or options.get("ceil_mode"):
+        return None
+    dy, x, _ = arguments
+    y = reference.max_pool(x, **options).astype(np.float32)
+    pad = "same" if options.get("auto_pad") == "same_upper" else [[0, 0], *map(list, windows.pads), [0, 0]]
+    attributes = {"filterSize": list(windows.kernel), "strides": list(windows.strides), "pad": pad}
+    return {"dy": dy, "input": x, "output": y}, attributes
 
 
 def available() -> str:
