@@ -16,7 +16,9 @@ from typing import Any
 from ..geometry import Geometry
 from ..jit.target import Target
 from ..jit.types import Type
+from . import depthwise_kernels, sweeps
 from .channel_kernels import ChannelPlan
+from .depthwise_kernels import DepthwisePlan, DepthwiseWeightPlan, Rows
 from .plane_kernels import PlanePlan
 from .sweeps import Sweep, tap_count
 from .weight_kernels import WeightPlan
@@ -34,6 +36,7 @@ class Constants:
     delivered: float = 0.8  # cycles to turn one element and store it
     kept: float = 0.2  # cycles to store one element as it lies
     tile: float = 12.0  # cycles to begin and end a register tile
+    shifted: float = 0.8  # cycles of a multiply-add with a vector that begins anywhere
     tile_room: int = 28  # registers of a tile where there are 32; half of it where there are 16
     stage_bytes: int = 384 << 10  # staged input of a box, so that it stays in the second cache
     sums_bytes: int = 256 << 10
@@ -362,14 +365,67 @@ def _cut(
     return replace(plan, chunks=min(chunks, plan.box_count))
 
 
+# ---- depthwise ------------------------------------------------------------------------------------------------------
+
+
+def _by_planes(sweep: Sweep, problem: Problem) -> bool:
+    """Whether every channel is for itself, in planes whose rows a few shuffles take apart."""
+    alone = problem.inputs == problem.outputs == 1 and problem.layout == "NCX"
+    return alone and sweep.kernel[0] == sweep.output_size[0] == sweep.input_size[0] == 1
+
+
+def _rows_cycles(rows: Rows, planes: int, vectors: int, taps: int, lanes: int) -> float:
+    """What staging planes and multiplying their rows, so many vectors of a plane, is believed to take."""
+    c = CONSTANTS
+    bands = -(-rows.sweep.output_size[1] // rows.band)
+    staged = bands * rows.elements(lanes) / lanes * (c.turn + 1)
+    return planes * (staged + vectors * (taps * c.shifted + 2 * c.turn) + bands * c.tile)
+
+
+def depthwise_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tuple[DepthwisePlan, float]]:
+    """Planes of one channel."""
+    c, lanes = CONSTANTS, target.lanes(problem.type)
+    if not _by_planes(sweep, problem) or max(sweep.spread[2], sweep.step[2]) > 4:
+        return
+    planes = problem.images * problem.groups
+    rows = depthwise_kernels.rows_of(sweep, lanes, c.strip_bytes // problem.bytes)
+    share = max(1, min(-(-planes // (c.pieces * 4)), c.stage_bytes // (rows.elements(lanes) * problem.bytes)))
+    plan = DepthwisePlan(rows, problem.images, problem.groups, share, problem.type)
+    cycles = 0.0
+    for phase in sweep.phases:
+        vectors = phase[1].size * -(-phase[2].size // lanes)
+        cycles += _rows_cycles(rows, planes, vectors, tap_count(phase), lanes) / len(sweep.phases)
+    weaving = planes * math.prod(sweep.output_size) * (c.kept if sweep.spread[2] > 1 else 0.0)
+    yield plan, cycles * len(sweep.phases) ** 0.5 + weaving
+
+
+def depthwise_weight_plans(
+    geometry: Geometry, problem: Problem, biased: bool, target: Target
+) -> Iterator[tuple[DepthwiseWeightPlan, float]]:
+    """Weights of one channel each."""
+    c, lanes = CONSTANTS, target.lanes(problem.type)
+    sweep = sweeps.forward(geometry)
+    if not _by_planes(sweep, problem) or sweep.step[2] > 4:
+        return
+    rows = depthwise_kernels.rows_of(sweep, lanes, c.strip_bytes // problem.bytes)
+    channels = -(-problem.groups // (c.pieces * 8))
+    plan = DepthwiseWeightPlan(rows, problem.images, problem.groups, channels, biased, problem.type)
+    vectors = geometry.output_size[1] * -(-geometry.output_size[2] // lanes)
+    yield plan, _rows_cycles(rows, problem.images * problem.groups, vectors, sweep.taps, lanes)
+
+
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 SWEEPS: dict[str, Callable[[Sweep, Problem, Target], Iterator[tuple[Any, float]]]] = {
     "channels": channel_plans,
     "planes": plane_plans,
+    "depthwise": depthwise_plans,
 }
-WEIGHTS: dict[str, Callable[[Geometry, Problem, bool, Target], Iterator[tuple[Any, float]]]] = {"strips": strip_plans}
-ALGORITHMS = (*SWEEPS, *WEIGHTS)
+WEIGHTS: dict[str, Callable[[Geometry, Problem, bool, Target], Iterator[tuple[Any, float]]]] = {
+    "strips": strip_plans,
+    "depthwise": depthwise_weight_plans,
+}
+ALGORITHMS = tuple(dict.fromkeys((*SWEEPS, *WEIGHTS)))
 
 
 def forced() -> str:

@@ -273,8 +273,8 @@ def _deliver(
             group = list(range(number, number + along_x))
             z_axis, y_axis, _ = sweep.phases[number]
             for n in k.range(images):
-                for z in k.range(_some_count(k, counts[0], z_axis)):
-                    for y in k.range(_some_count(k, counts[1], y_axis)):
+                for z in k.range(some_count(k, counts[0], z_axis)):
+                    for y in k.range(some_count(k, counts[1], y_axis)):
                         rows: list[Pointer | None] = []
                         for each in group:
                             phase = sweep.phases[each]
@@ -283,21 +283,20 @@ def _deliver(
                             rows.append(mine.at(origins[each] + place + y * width) if tap_count(phase) else None)
                         where = view.of(z * spread[0] + z_axis.first, y * spread[1] + y_axis.first, 0)
                         empty = k.value(0.0, sums.type) if biases is None else k.to(sums.type, biases[channel])
-                        _weave(k, plan, rows, goal.at(n * view.image).at(where), counts[2], empty)
+                        nothing = k.spread(empty, lanes)
+                        weave(k, plan.type, rows, goal.at(n * view.image).at(where), counts[2], nothing)
 
 
-def _some_count(k: Trace, size: Value | int, axis: Axis) -> Value | int:
+def some_count(k: Trace, size: Value | int, axis: Axis) -> Value | int:
+    """How many outputs of a phase lie among the first `size` of all."""
     if isinstance(size, int):
         return _count(size, axis)
     return k.most(size - axis.first + (axis.spread - 1), 0) // axis.spread
 
 
-def _weave(
-    k: Trace, plan: PlanePlan, rows: list[Pointer | None], goal: Pointer, count: Value | int, empty: Value
-) -> None:
-    """One row of the result: elements of the phases in turn."""
-    kind, lanes, phases = plan.type.compute, empty.k.target.lanes(empty.type), len(rows)
-    nothing = k.spread(empty, lanes)
+def weave(k: Trace, type: Type, rows: list[Pointer | None], goal: Pointer, count: Value | int, nothing: Value) -> None:
+    """One row of a result of that type: elements of the rows in turn, `nothing` where there is no row."""
+    kind, lanes, phases = type.compute, nothing.lanes, len(rows)
     if phases == 1 and rows[0] is not None:
         for at in k.vectors(count, lanes=lanes):
             goal[at] = k.to(kind, rows[0][at])

@@ -21,8 +21,9 @@ from ..jit.prepared import Prepared, Step
 from ..jit.target import Target, current
 from ..jit.threads import pool
 from ..jit.types import Type, i8, i64, pointer, scalar
-from . import channel_kernels, choices, packing, plane_kernels, sweeps, weight_kernels
+from . import channel_kernels, choices, depthwise_kernels, packing, plane_kernels, sweeps, weight_kernels
 from .choices import ALGORITHMS, Choice, Problem
+from .depthwise_kernels import DepthwisePlan, DepthwiseWeightPlan
 from .packing import Weights
 from .shapes import Shape, Shapes
 
@@ -262,6 +263,10 @@ def _sweep_turns(
     plan = choice.plan
     type, sums, sweep = plan.type, plan.type.compute, plan.sweep
     lanes = target.lanes(type)
+    if isinstance(plan, DepthwisePlan):
+        given = ((source, type), ("w", type), (bias, type), (goal, type), *_SCRATCH, ("memory", sums))
+        nest = depthwise_kernels.sweep_depthwise
+        return [_Turn(nest, plan.pieces, given, {"plan": plan, "biased": bool(bias)})], {}, _scratch_bytes(plan, lanes)
     blocks, slices = plan.groups * plan.blocks(lanes), -(-plan.inputs // plan.slice_depth)
     pack = _Turn(
         packing.pack, blocks * slices, (("w", type), ("packed", sums)),
@@ -282,6 +287,10 @@ def _weight_turns(choice: Choice, w_shape: Shape, target: Target) -> Pass:
     plan = choice.plan
     type, sums = plan.type, plan.type.compute
     lanes = target.lanes(type)
+    if isinstance(plan, DepthwiseWeightPlan):
+        given = (("dy", type), ("x", type), ("dw", type), ("db", type), *_SCRATCH, ("memory", sums))
+        nest = depthwise_kernels.depthwise_weights
+        return [_Turn(nest, plan.pieces(lanes), given, {"plan": plan})], {}, _scratch_bytes(plan, lanes)
     blocks = plan.groups * plan.output_blocks(lanes)
     chunk = blocks * plan.sums(lanes)
     parts = (("dy", type), ("x", type), ("partial", sums), *_SCRATCH, ("memory", sums))
