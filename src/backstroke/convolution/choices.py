@@ -19,6 +19,7 @@ from ..jit.types import Type
 from . import depthwise_kernels, sweeps
 from .channel_kernels import ChannelPlan
 from .depthwise_kernels import DepthwisePlan, DepthwiseWeightPlan, Rows
+from .depthwise_pixels import Pixels, bands_of
 from .plane_kernels import PlanePlan
 from .sweeps import Sweep, tap_count
 from .weight_kernels import WeightPlan
@@ -44,6 +45,7 @@ class Constants:
     strip_bytes: int = 24 << 10  # turned dy of a box, so that it stays in the first cache
     pieces: int = 8  # as many pieces are wanted at least
     partial_bytes: int = 4 << 20  # sums of weights that are kept apart
+    most_traced: int = 3000  # multiply-adds in the code of one nest
     most_scratch: int = 6 << 20  # scratch memory of a thread
 
 
@@ -368,10 +370,24 @@ def _cut(
 # ---- depthwise ------------------------------------------------------------------------------------------------------
 
 
-def _by_planes(sweep: Sweep, problem: Problem) -> bool:
-    """Whether every channel is for itself, in planes whose rows a few shuffles take apart."""
-    alone = problem.inputs == problem.outputs == 1 and problem.layout == "NCX"
-    return alone and sweep.kernel[0] == sweep.output_size[0] == sweep.input_size[0] == 1
+def _alone(sweep: Sweep, problem: Problem) -> bool:
+    """Whether every channel is for itself, in two dimensions."""
+    single = problem.inputs == problem.outputs == 1
+    return single and sweep.kernel[0] == sweep.output_size[0] == sweep.input_size[0] == 1
+
+
+def _pixels(sweep: Sweep, problem: Problem, target: Target, biased: int = 0) -> tuple[Pixels, float] | None:
+    """The plan of pixels, where its code is not too long."""
+    c, lanes = CONSTANTS, target.lanes(problem.type)
+    plan = bands_of(sweep, problem.images, problem.groups, problem.type, c.stage_bytes, c.pieces)
+    if plan.traced > c.most_traced:
+        return None
+    vectors = problem.images * -(-problem.groups // lanes)
+    cycles = 0.0
+    for phase in sweep.phases:
+        pixels = phase[1].size * phase[2].size
+        cycles += pixels * (max(tap_count(phase), c.latency) / c.issue * 1.2 + c.turn + 1 + biased)
+    return plan, vectors * cycles + plan.pieces() * c.tile
 
 
 def _rows_cycles(rows: Rows, planes: int, vectors: int, taps: int, lanes: int) -> float:
@@ -382,10 +398,17 @@ def _rows_cycles(rows: Rows, planes: int, vectors: int, taps: int, lanes: int) -
     return planes * (staged + vectors * (taps * c.shifted + 2 * c.turn) + bands * c.tile)
 
 
-def depthwise_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tuple[DepthwisePlan, float]]:
-    """Planes of one channel."""
+def depthwise_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tuple[DepthwisePlan | Pixels, float]]:
+    """Channels first: planes of one channel. Channels last: pixels."""
     c, lanes = CONSTANTS, target.lanes(problem.type)
-    if not _by_planes(sweep, problem) or max(sweep.spread[2], sweep.step[2]) > 4:
+    if not _alone(sweep, problem):
+        return
+    if problem.layout == "NXC":
+        found = _pixels(sweep, problem, target)
+        if found:
+            yield found
+        return
+    if max(sweep.spread[2], sweep.step[2]) > 4:
         return
     planes = problem.images * problem.groups
     rows = depthwise_kernels.rows_of(sweep, lanes, c.strip_bytes // problem.bytes)
@@ -401,11 +424,18 @@ def depthwise_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[
 
 def depthwise_weight_plans(
     geometry: Geometry, problem: Problem, biased: bool, target: Target
-) -> Iterator[tuple[DepthwiseWeightPlan, float]]:
+) -> Iterator[tuple[DepthwiseWeightPlan | Pixels, float]]:
     """Weights of one channel each."""
     c, lanes = CONSTANTS, target.lanes(problem.type)
     sweep = sweeps.forward(geometry)
-    if not _by_planes(sweep, problem) or sweep.step[2] > 4:
+    if not _alone(sweep, problem):
+        return
+    if problem.layout == "NXC":
+        found = _pixels(sweep, problem, target, 1)
+        if found:
+            yield replace(found[0], biased=biased), found[1]
+        return
+    if sweep.step[2] > 4:
         return
     rows = depthwise_kernels.rows_of(sweep, lanes, c.strip_bytes // problem.bytes)
     channels = -(-problem.groups // (c.pieces * 8))

@@ -21,9 +21,19 @@ from ..jit.prepared import Prepared, Step
 from ..jit.target import Target, current
 from ..jit.threads import pool
 from ..jit.types import Type, i8, i64, pointer, scalar
-from . import channel_kernels, choices, depthwise_kernels, packing, plane_kernels, sweeps, weight_kernels
+from . import (
+    channel_kernels,
+    choices,
+    depthwise_kernels,
+    depthwise_pixels,
+    packing,
+    plane_kernels,
+    sweeps,
+    weight_kernels,
+)
 from .choices import ALGORITHMS, Choice, Problem
 from .depthwise_kernels import DepthwisePlan, DepthwiseWeightPlan
+from .depthwise_pixels import Pixels
 from .packing import Weights
 from .shapes import Shape, Shapes
 
@@ -118,6 +128,7 @@ _LINE = 64  # bytes
 _UNUSED = -1
 AT_ONCE = 1 << 21  # multiplications and additions that are not worth waking anybody for
 Nest = Callable[..., None]
+Parts = tuple[tuple[str, Type], ...]
 
 
 @dataclass(frozen=True)
@@ -152,7 +163,7 @@ class _Turn:
 
     nest: Nest
     pieces: int
-    parts: tuple[tuple[str, Type], ...]
+    parts: Parts
     constants: dict[str, Any]
 
 
@@ -263,8 +274,12 @@ def _sweep_turns(
     plan = choice.plan
     type, sums, sweep = plan.type, plan.type.compute, plan.sweep
     lanes = target.lanes(type)
+    given: Parts = ((source, type), ("w", type), (bias, type), (goal, type))
+    if isinstance(plan, Pixels):
+        turn = _Turn(depthwise_pixels.sweep_pixels, plan.pieces(), given, {"plan": plan, "biased": bool(bias)})
+        return [turn], {}, 0
     if isinstance(plan, DepthwisePlan):
-        given = ((source, type), ("w", type), (bias, type), (goal, type), *_SCRATCH, ("memory", sums))
+        given = (*given, *_SCRATCH, ("memory", sums))
         nest = depthwise_kernels.sweep_depthwise
         return [_Turn(nest, plan.pieces, given, {"plan": plan, "biased": bool(bias)})], {}, _scratch_bytes(plan, lanes)
     blocks, slices = plan.groups * plan.blocks(lanes), -(-plan.inputs // plan.slice_depth)
@@ -287,6 +302,12 @@ def _weight_turns(choice: Choice, w_shape: Shape, target: Target) -> Pass:
     plan = choice.plan
     type, sums = plan.type, plan.type.compute
     lanes = target.lanes(type)
+    if isinstance(plan, Pixels):
+        size, places = (math.prod(plan.sweep.kernel) + 1), (("partial", sums), ("dw", type), ("db", type))
+        first = (("dy", type), ("x", type), ("partial", sums))
+        turn = _Turn(depthwise_pixels.weights_of_pixels, plan.pieces(), first, {"plan": plan})
+        join = _Turn(depthwise_pixels.join_pixels, size, places, {"plan": plan})
+        return [turn, join], {"partial": plan.pieces() * size * plan.channels * sums.bytes}, 0
     if isinstance(plan, DepthwiseWeightPlan):
         given = (("dy", type), ("x", type), ("dw", type), ("db", type), *_SCRATCH, ("memory", sums))
         nest = depthwise_kernels.depthwise_weights
