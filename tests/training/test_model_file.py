@@ -254,3 +254,36 @@ def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o640
     assert os.listdir(tmp_path) == ["f"]
+
+
+def test_weights_in_constant_nodes(tmp_path: Path) -> None:
+    """Where a model has no initializers, its Constants of more than one number are its weights, by their outputs."""
+    import backstroke as bs
+
+    w, b, half = np.arange(12, dtype=np.float32).reshape(3, 4), np.float32([1, 2, 3]), np.float32([0.5])
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(w, "any")),
+        helper.make_node("Constant", [], ["half"], value=numpy_helper.from_array(half)),
+        helper.make_node("Constant", [], ["b"], value=helper.make_tensor("", onnx.TensorProto.FLOAT, [3], b.tolist())),
+        helper.make_node("Gemm", ["x", "w", "b"], ["g"], transB=1),
+        helper.make_node("Mul", ["g", "half"], ["y"]),
+    ]
+    infos = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", size]) for n, size in (("x", 4), ("y", 3))]
+    made = helper.make_model(
+        helper.make_graph(nodes, "constants", infos[:1], infos[1:]),
+        ir_version=8,
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+    file = ModelFile(made)
+    assert set(file.weights) == {"w", "b"}
+    file.save(tmp_path / "new.onnx", {"w": w + 1, "b": b + 1})
+    found = onnx.load(tmp_path / "new.onnx")
+    values = [numpy_helper.to_array(n.attribute[0].t) for n in found.graph.node[:3]]
+    for value, expected in zip(values, (w + 1, half, b + 1), strict=True):
+        np.testing.assert_array_equal(value, expected)
+    trainer = bs.Trainer(made, loss="mse", optimizer=bs.SGD(lr=1e-3))
+    assert sorted(trainer.parameters) == ["b", "w"]
+    x = np.ones((8, 4), np.float32)
+    before = trainer.evaluate(x, np.zeros((8, 3), np.float32))["loss"]
+    trainer.fit(x, np.zeros((8, 3), np.float32), epochs=3, progress=False)
+    assert trainer.evaluate(x, np.zeros((8, 3), np.float32))["loss"] < before

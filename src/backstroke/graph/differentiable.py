@@ -17,6 +17,7 @@ from .model import FLOATS, Model, load
 from .plan import Plan, Planner
 from .prepare import prepare
 from .session import Binding, Session
+from .small_planes import rewritten
 from .tensors import SizesNeededError
 
 _MOST_PLANS = 4
@@ -234,7 +235,7 @@ class Differentiable:
                 if not output.type.tensor_type.elem_type:
                     kind = helper.np_dtype_to_tensor_dtype(dtypes.get(output.name, np.dtype(np.float32)))
                     output.CopyFrom(helper.make_tensor_value_info(output.name, kind, None))
-            self._session = Session(proto)
+            self._session = Session(rewritten(proto, self._model, self._live))
         return _Planned(plan, self._session.bind(plan.stash))
 
     def _look(self, arrays: dict[str, np.ndarray]) -> tuple[dict[str, tuple[int, ...]], dict[str, np.ndarray]]:
