@@ -19,6 +19,7 @@ BATCH = 32
 SYSTEMS = ("backstroke", "torch", "torch channels_last", "onnxruntime training")
 ROOT = Path(__file__).resolve().parent.parent
 _PAUSE = 0.1  # in which other processes' threads stop spinning
+_MAKING = 300.0  # seconds in which a system must have made its first steps: ours may have to compile
 _ROUND = 0.3  # seconds of steps that a turn should have
 
 
@@ -63,7 +64,7 @@ def seconds(problem: TrainingProblem, threads: int, rounds: int) -> tuple[dict[s
                 python = our_python() if name == "backstroke" else sys.executable
                 children[name] = Child([python, "-m", "peers.steps", name])
                 try:
-                    children[name].call(request)
+                    children[name].call(request, _MAKING)
                 except PeerError as error:
                     absent[name] = str(error).strip().splitlines()[-1][:200]
                     children.pop(name).close()

@@ -49,14 +49,14 @@ class Child:
         self._errors: Any = None
         atexit.register(self.close)
 
-    def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer; `PeerError` where it is an error, `PeerDiedError` where there is none."""
+    def call(self, request: dict[str, Any], timeout: float = TIMEOUT) -> dict[str, Any]:
+        """The answer; `PeerError` where it is an error, `PeerDiedError` where there is none in `timeout` seconds."""
         process = self._process
         if process is None or process.poll() is not None:
             process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(TIMEOUT, process.kill)
+        timer = threading.Timer(timeout, process.kill)
         timer.start()
         try:
             process.stdin.write(json.dumps(request) + "\n")
