@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The systems that we are compared with. One of them calls itself onnxruntime, as another package does: a place apart.
 PEERS ?= .venv-peers
 
-.PHONY: demo tour test check bench documents conformance robustness clean
+.PHONY: demo tour test check bench report documents conformance robustness clean
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,7 +18,7 @@ $(VENV)/.dev: $(VENV)/.demo
 
 $(PEERS)/.made: pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev,peers]"
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev,peers,report]"
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "rapidocr-onnxruntime==1.4.4"
 	touch $@
 
@@ -54,10 +54,16 @@ robustness: $(VENV)/.dev
 bench: $(PEERS)/.made $(VENV)/.demo
 	$(PEERS)/bin/python -m benchmarks --json bench-results.json
 
-# The figures of the README and of docs/benchmarks, measured here and now.
-documents: $(PEERS)/.made $(VENV)/.demo
-	$(PEERS)/bin/python -m benchmarks --json docs/benchmarks/figures.json
-	$(PEERS)/bin/python -m benchmarks.documents
+# Measures everything, makes report/index.html of it and looks at that in a browser. It takes an hour; with MINUTES=4
+# it goes on for so long with what report/figures.json lacks; QUICK=1 is a few problems of each family, in a minute.
+report: $(PEERS)/.made $(VENV)/.demo
+	$(PEERS)/bin/python -m benchmarks --json report/figures.json $(if $(QUICK),--quick) $(if $(MINUTES),--keep --minutes $(MINUTES))
+	$(PEERS)/bin/python -m benchmarks.page report/figures.json --out report
+	$(PEERS)/bin/python -m benchmarks.browser report/index.html
+
+# The figures of the README and of docs/benchmarks are those of the last report.
+documents: $(PEERS)/.made
+	$(PEERS)/bin/python -m benchmarks.documents $(if $(wildcard report/figures.json),--figures report/figures.json)
 
 clean:
-	rm -rf $(VENV) $(PEERS) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) dist build report .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -63,6 +63,11 @@ class Problem:
         """Whether one call would take a minute: ONNX Runtime does some 3e9 operations a second in 3-D."""
         return peer == "onnxruntime" and self.operations > 60e9
 
+    @property
+    def name(self) -> str:
+        """Group and text: no other problem has both."""
+        return f"{self.group}: {self}"
+
     def __str__(self) -> str:
         def plain(value: Any) -> str:
             return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -28,32 +28,44 @@ class Timed:
     called: dict[str, float]
     given: dict[str, float]
     limit: float | None = None
+    disturbed: tuple[str, ...] = ()  # who had no undisturbed turn
 
     @property
     def share(self) -> float | None:
         """Our share of the machine's limit."""
-        return self.limit / self.given["backstroke"] if self.limit else None
+        if not self.limit or {"limit", "backstroke"} & {*self.disturbed}:
+            return None
+        return self.limit / self.given["backstroke"]
 
     def ratio(self, peer: str, how: str) -> float | None:
         """How many times as long the peer takes."""
         times: dict[str, float] = getattr(self, how)
+        if {peer, "backstroke"} & {*self.disturbed}:
+            return None
         return times[peer] / times["backstroke"] if peer in times else None
 
     def as_json(self) -> dict[str, Any]:
+        assert isinstance(self.problem, Problem)
         return {
             "problem": str(self.problem),
             "group": self.problem.group,
+            "op": self.problem.op,
+            "family": self.problem.entry.family,
+            "dtype": self.problem.dtype,
+            "elements": math.prod(self.problem.shape),
             "bytes": self.bytes,
             "operations": self.operations,
             "called": self.called,
             "given": self.given,
             "limit": self.limit,
             "share": self.share,
+            "disturbed": list(self.disturbed),
         }
 
     @classmethod
     def from_json(cls, problem: Problem | TrainingProblem, found: dict[str, Any]) -> Timed:
-        return cls(problem, *(found[name] for name in ("bytes", "operations", "called", "given", "limit")))
+        names = ("bytes", "operations", "called", "given", "limit")
+        return cls(problem, *(found[name] for name in names), disturbed=tuple(found["disturbed"]))
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,7 @@ def _pool(
 
 
 def _pooling_shares(timed: list[Timed]) -> list[float | None]:
-    pooling = [t for t in timed if t.problem.entry.family == "pooling"]
+    pooling = [t for t in timed if isinstance(t.problem, Problem) and t.problem.entry.family == "pooling"]
     return [t.share for t in pooling if t.problem.output_bytes > LARGE]
 
 
@@ -184,18 +196,20 @@ BARS = (
 )
 
 
-def row(timed: Timed) -> str:
+def row(record: dict[str, Any]) -> str:
     """One line of the table."""
-    ours = timed.given["backstroke"]
-    cells = [f"{timed.problem!s:44}", f"{_time(timed.called['backstroke'])} {_time(ours)}"]
-    share = f"{100 * timed.share:4.0f} %" if timed.share else "      "
-    speed, unit = (timed.operations, "GFLOP/s") if timed.operations else (timed.bytes, "GB/s")
-    cells.append(f"{speed / ours / 1e9:6.1f} {unit} {share}")
-    for peer in timed.called:
-        if peer == "backstroke":
-            continue
-        called, given = timed.ratio(peer, "called"), timed.ratio(peer, "given")
-        cells.append(f"{peer} {called:6.2f} {f'{given:6.2f}' if given else '     -'}")
+    called, given = record["called"], record["given"]
+    cells = [f"{record['problem']:44}", f"{_time(called['backstroke'])} {_time(given['backstroke'])}"]
+    share = f"{100 * record['share']:4.0f} %" if record["share"] else "      "
+    operations = record["operations"]
+    speed, unit = (operations, "GFLOP/s") if operations else (record["bytes"], "GB/s")
+    cells.append(f"{speed / given['backstroke'] / 1e9:6.1f} {unit} {share}")
+    for peer in called:
+        if peer != "backstroke":
+            pair = [f"{t[peer] / t['backstroke']:6.2f}" if peer in t else "     -" for t in (called, given)]
+            cells.append(f"{peer} {' '.join(pair)}")
+    if record["disturbed"]:
+        cells.append(f"DISTURBED: {', '.join(record['disturbed'])}")
     return "  ".join(cells)
 
 
@@ -212,16 +226,14 @@ def bars(timed: list[Timed]) -> list[str]:
     return lines
 
 
-def times(first: dict[str, float]) -> list[str]:
+def times(resnet: dict[str, Any]) -> list[str]:
     """The bars of what the first moments cost."""
     lines = []
-    for name, most in (("resnet cold", 10.0), ("resnet from cache", 0.3)):
-        if name not in first:
-            continue
-        verdict = "reached" if first[name] <= most else "MISSED "
-        lines.append(
-            f"  {verdict}  {first[name]:6.2f} s (bar {most:g} s)  compiling for ResNet-50's backward pass, {name[7:]}"
-        )
+    for name, most in (("cold", 10.0), ("from cache", 0.3)):
+        if name in resnet:
+            verdict = "reached" if resnet[name] <= most else "MISSED "
+            what = f"{resnet[name]:6.2f} s (bar {most:g} s)"
+            lines.append(f"  {verdict}  {what}  compiling for ResNet-50's backward pass, {name}")
     return lines
 
 

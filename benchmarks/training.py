@@ -36,6 +36,11 @@ class TrainingProblem:
     label: str = ""
     dtype: str = "float32"
 
+    @property
+    def name(self) -> str:
+        """As `Problem` has it."""
+        return f"{self.group}: {self}"
+
     def __str__(self) -> str:
         return f"training step {self.network} {'x'.join(map(str, (BATCH, *self.shape)))}"
 

@@ -54,6 +54,15 @@ def installed() -> tuple[list[Peer], dict[str, str]]:
     return peers, absent
 
 
+def named(name: str) -> Peer:
+    """The peer of that name; nothing else is imported."""
+    for module, kind in ((importlib.import_module(f"{__name__}.{module}"), kind) for module, kind in TABLE):
+        if getattr(module, kind).name == name:
+            peer: Peer = getattr(module, kind)()
+            return peer
+    raise ValueError(f"no peer is called {name}")
+
+
 @functools.cache
 def why_absent(dialect: str) -> str:
     """'' where the system of a dialect can be called, otherwise why not."""
