@@ -18,7 +18,7 @@ from typing import Any
 import backstroke as bs
 import peers
 
-from . import report, startup, summary, training
+from . import report, summary, training
 from .measuring import SECTIONS, Circumstances, Work, works
 from .problems import PROBLEMS
 
@@ -99,7 +99,7 @@ def _figures(records: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
     for each in (record for record in found["training"] if "backstroke" in record["seconds"]):
         ours = {"backstroke": each["seconds"]["backstroke"]}
         timed.append(report.Timed(networks[each["name"]], 0, 0, each["seconds"], ours))
-    bars = report.bars(timed) + report.times(records.get(("startup", startup.RESNET), {}))
+    bars = report.bars(timed) + report.times(found["startup"])
     return found | {"of": len(PROBLEMS), "bandwidth": report.bandwidth(timed), "peak": report.peak(timed), "bars": bars}
 
 

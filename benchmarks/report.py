@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backstroke.registry import OPS
 from peers.ours import TFJS
 
-from . import convolution
+from . import convolution, startup
 from .limits import LARGE
 from .problems import Problem
 from .training import TrainingProblem
@@ -226,14 +228,31 @@ def bars(timed: list[Timed]) -> list[str]:
     return lines
 
 
-def times(resnet: dict[str, Any]) -> list[str]:
-    """The bars of what the first moments cost."""
+def times(starts: Sequence[dict[str, Any]]) -> list[str]:
+    """The bars of what the first moments cost, and a small call: each with its figure, the slowest op with its name."""
     lines = []
+
+    def line(figure: float, most: float, unit: str, text: str) -> None:
+        verdict = "reached" if figure <= most else "MISSED "
+        lines.append(f"  {verdict}  {figure:6.2f} {unit} (bar {most:g} {unit})  {text}")
+
+    by_name = {each["name"]: each for each in starts}
+    if startup.OVERHEAD in by_name:
+        line(by_name[startup.OVERHEAD]["seconds"] * 1e6, 6, "us", "ReluGrad of 16 elements, all told")
+    calls = [each for each in starts if "import" in each]
+    if calls:
+        line(statistics.median(each["import"] for each in calls) * 1e3, 150, "ms", "import backstroke")
+    families = {op.name: op.family for op in OPS}
+    # A convolution is several kernels.
+    for of, several in (("op", False), ("convolution", True)):
+        some = [each for each in calls if (families[each["op"]] == "convolution") == several]
+        for how, most in (("cold", 100), ("from cache", 5)) if some else ():
+            seconds, name = max((each[how], each["op"]) for each in some)
+            line(seconds * 1e3, most, "ms", f"first call of the slowest {of} ({name}), {how}")
+    resnet = by_name.get(startup.RESNET, {})
     for name, most in (("cold", 10.0), ("from cache", 0.3)):
         if name in resnet:
-            verdict = "reached" if resnet[name] <= most else "MISSED "
-            what = f"{resnet[name]:6.2f} s (bar {most:g} s)"
-            lines.append(f"  {verdict}  {what}  compiling for ResNet-50's backward pass, {name}")
+            line(resnet[name], most, "s", f"compiling for ResNet-50's backward pass, {name}")
     return lines
 
 

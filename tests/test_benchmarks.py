@@ -14,7 +14,7 @@ import pytest
 import backstroke as bs
 import peers
 from benchmarks import __main__ as benchmarks_main
-from benchmarks import accuracy, browser, documents, measuring, page, plots, scaling, summary, timing
+from benchmarks import accuracy, browser, documents, measuring, page, plots, report, scaling, summary, timing
 from benchmarks.problems import PROBLEMS, Problem
 
 _THREADS = bs.get_num_threads()
@@ -401,3 +401,22 @@ def test_a_browser_looks_at_the_page(figures: dict[str, Any], tmp_path: Path) ->
     for name in browser.SIGHTS:
         assert any(text.startswith(f"{name}: ") and "nowhere is not defined" in text for text in wrong)
     assert any("2000 pixels" in text or "pixels wide in a window of 390" in text for text in wrong)
+
+
+def test_the_bars_of_the_first_moments() -> None:
+    calls = {"relu_grad": (0.06, 0.0045), "tanh_grad": (0.05, 0.0055), "conv": (0.16, 0.004)}
+    starts: list[dict[str, Any]] = [
+        {"name": f"startup: {op}", "op": op, "import": 0.14, "cold": cold, "from cache": cached}
+        for op, (cold, cached) in calls.items()
+    ]
+    lines = report.times([*starts, {"name": "startup: a small call", "seconds": 7e-6}])
+    found = {line.split(")  ")[1]: line.split()[0] for line in lines}
+    assert found == {
+        "ReluGrad of 16 elements, all told": "MISSED",
+        "import backstroke": "reached",
+        "first call of the slowest op (relu_grad), cold": "reached",
+        "first call of the slowest op (tanh_grad), from cache": "MISSED",
+        "first call of the slowest convolution (conv), cold": "MISSED",
+        "first call of the slowest convolution (conv), from cache": "reached",
+    }
+    assert report.times([]) == []
