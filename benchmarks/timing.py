@@ -22,7 +22,7 @@ Call = Callable[[], object]
 _PAUSE = 0.012
 _ROUND = 0.02  # seconds of calls that a turn should have
 _SLOW, _VERY_SLOW, _HOPELESS = 0.1, 0.7, 2.0  # a call of so many seconds gets three turns; one turn; no other call
-_OFTEN = 100  # times a second that a thread of ours lost its CPU; undisturbed it is a few, on a shared CPU 250
+_OFTEN = 30  # times a second that a thread of ours lost its CPU; undisturbed it is a few, on a shared CPU hundreds
 _LOAD = Path("/proc/loadavg")
 
 
