@@ -132,7 +132,7 @@ def threads(figures: Record, look: Look) -> Figure | None:
     def curves(axes: Any, record: Record) -> None:
         times = {name: record["given"].get(name) or seconds for name, seconds in record["called"].items()}
         base = times[OURS]["1"]
-        for name in _ordered(times):
+        for name in _ordered(name for name in times if name == OURS or name not in record["disturbed"]):
             counts = sorted(map(int, times[name]))
             _curve(axes, look, name, counts, [base / times[name][str(count)] for count in counts])
         axes.set_xticks(sorted(map(int, times[OURS])))
@@ -154,9 +154,10 @@ def sizes(figures: Record, look: Look) -> Figure | None:
             points = [
                 (r["elements"], r["elements"] / (r["given"].get(name) or r["called"][name]) / 1e6)
                 for r in records
-                if name in r["called"]
+                if name in r["called"] and name not in r["disturbed"]
             ]
-            _curve(axes, look, name, *zip(*points, strict=True))
+            if points:
+                _curve(axes, look, name, *zip(*points, strict=True))
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):

@@ -321,6 +321,16 @@ def test_the_page_has_everything_in_it(figures: dict[str, Any]) -> None:
     assert "missed" in text
 
 
+def test_what_was_disturbed_is_in_no_plot(figures: dict[str, Any]) -> None:
+    figures["sizes"] = [{**record, "called": {"torch": 1.0, "backstroke": 1.0}} for record in figures["sizes"]]
+    clean = plots.sizes(figures, plots.WIDE)
+    figures["sizes"] = [{**record, "disturbed": ["torch"]} for record in figures["sizes"]]
+    less = plots.sizes(figures, plots.WIDE)
+    assert clean is not None
+    assert less is not None
+    assert (len(clean.axes[0].lines), len(less.axes[0].lines)) == (2, 1)
+
+
 def test_the_page_of_a_run_of_which_little_is_there(figures: dict[str, Any]) -> None:
     few = {**figures, "versions": {"backstroke": "1"}, "absent": {"torch": "not installed"}}
     few |= {name: [] for name in ("training", "by_threads", "sizes", "startup", "accuracy", "bars")}
