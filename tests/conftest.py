@@ -11,7 +11,7 @@ from pathlib import Path
 
 # `make conformance` lends the tests of the graph and of training what they compare with (torch, a published model) from
 # the peers' environment; it comes last, so that onnxruntime stays today's.
-for folder in Path(os.environ.get("BACKSTROKE_PEERS", ".nowhere")).glob("lib/python*/site-packages"):
+for folder in Path(os.environ.get("PEERS", ".nowhere")).glob("lib/python*/site-packages"):
     sys.path.append(str(folder.resolve()))
 for name in [name for name in os.environ if name.startswith("BACKSTROKE_") and name != "BACKSTROKE_TARGET"]:
     del os.environ[name]
