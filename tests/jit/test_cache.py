@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -415,7 +416,7 @@ def test_the_key_tells_targets_and_sources_apart(folder: Path, monkeypatch: pyte
     from backstroke.jit import target
 
     names = filled(folder)
-    monkeypatch.setattr(compiler, "_fingerprint", lambda: "another version")
+    monkeypatch.setattr(compiler, "_fingerprint", lambda above=False: "another version")
     assert computed() == (len(names), 0)
     monkeypatch.undo()
     use(monkeypatch, str(folder))
@@ -424,3 +425,23 @@ def test_the_key_tells_targets_and_sources_apart(folder: Path, monkeypatch: pyte
             compiled, loaded = computed()
             assert compiled
             assert not loaded
+
+
+def test_rooms_with_kernels_ask_nothing_of_the_rooms_above() -> None:
+    """A kernel from below is known by the sources below: none of them may import from above."""
+    package = Path(compiler.__file__).parents[1]
+    above = {package / room for room in compiler._ABOVE}
+    below = [path for room in package.iterdir() if room.is_dir() and room not in above for path in room.rglob("*.py")]
+    assert len(below) > 30
+    for path in [*below, package / "arrays.py", package / "geometry.py", package / "memory.py"]:
+        for room in compiler._ABOVE:
+            assert not re.search(rf"^\s*(from|import) .*\b{room}\b", path.read_text(), re.MULTILINE), path
+
+
+def test_kernels_are_known_by_their_own_sources() -> None:
+    from backstroke.activation import kernels
+    from backstroke.training import kernels as above
+
+    assert compiler._fingerprint() != compiler._fingerprint(True)
+    assert not compiler._from_above(kernels.elementwise)
+    assert compiler._from_above(above.update)

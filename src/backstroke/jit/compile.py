@@ -23,6 +23,7 @@ from .target import Target, current, host
 from .types import Param, Type, i64, pointer, scalar
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_ABOVE = ("dialects", "graph", "training")  # half of the sources; most kernels, and their first calls, do without
 _lock = threading.RLock()
 # llvmlite's own, around each of its calls: one that another thread is in would stay locked in a forked child.
 _llvm_lock: AbstractContextManager[Any] = getattr(llvm.ffi.lib, "_lock", None) or nullcontext()
@@ -110,11 +111,12 @@ def _make(
     name = "".join(c if c.isalnum() else "_" for c in label)[:100]
     recipe = repr((build.__module__, build.__qualname__, params, returns, wrap))
     recipe += "".join(f";{word}={_describe(value)}" for word, value in sorted(constants.items()))
-    text = None
-    if not all(map(_fingerprinted, filter(callable, (build, *constants.values())))):
+    text, functions = None, [build, *filter(callable, constants.values())]
+    fingerprints = [_fingerprint(above) for above in sorted({False, any(map(_from_above, functions))})]
+    if not all(map(_fingerprinted, functions)):
         # Its IR speaks for it.
         text = recipe = _trace(name, goal, build, params, returns, wrap, constants)
-    key = hashlib.sha256("\n".join((_fingerprint(), goal.key, name, recipe)).encode()).digest()
+    key = hashlib.sha256("\n".join((*fingerprints, goal.key, name, recipe)).encode()).digest()
     image = cache.read(key)
     from_cache = image is not None
     if image is None:
@@ -151,13 +153,19 @@ def _fingerprinted(function: Callable[..., Any]) -> bool:
     return function.__module__.startswith(package) and getattr(function, "__qualname__", "<").isidentifier()
 
 
+def _from_above(function: Callable[..., Any]) -> bool:
+    """Whether a function comes from a room that no room with kernels of its own asks for anything."""
+    return function.__module__.split(".")[1:2] in [[room] for room in _ABOVE]
+
+
 @functools.cache
-def _fingerprint() -> str:
-    """The sources that kernels are traced by, and the versions of what compiles them."""
+def _fingerprint(above: bool = False) -> str:
+    """The sources that kernels are traced by, and the versions of what compiles them; or those of the rooms above."""
     digest = hashlib.sha256(f"{llvmlite.__version__} {llvm.llvm_version_info}".encode())
     for name, path in _sources(str(_PACKAGE), ""):
-        with open(path, "rb", buffering=0) as file:
-            digest.update(name.encode() + b"\0" + file.read())
+        if (name.split("/")[0] in _ABOVE) == above:
+            with open(path, "rb", buffering=0) as file:
+                digest.update(name.encode() + b"\0" + file.read())
     return digest.hexdigest()
 
 
