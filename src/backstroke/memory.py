@@ -50,8 +50,8 @@ class MemoryPool:
         # A signal handler or a finalizer may come back here in the middle of any method.
         self._lock = RLock()
         self._idle: OrderedDict[int, _Block] = OrderedDict()  # by address, the longest idle first
-        # A lease may die anywhere, also while the lock is held: it only drops its block here.
-        self._returned: deque[_Block] = deque()
+        # A lease may die anywhere, also while the lock is held: it only comes here.
+        self._returned: deque[Any] = deque()
         self._held = 0
         self._lease_types: dict[int, type[Any]] = {}
 
@@ -64,7 +64,7 @@ class MemoryPool:
         if block is None:
             return np.empty(shape, dtype)
         lease = self._lease_type(block.capacity).from_address(block.address)
-        lease.block, lease.returned = block, self._returned
+        lease.block = block
         result: np.ndarray = np.ndarray(shape, dtype, buffer=lease)
         return result
 
@@ -91,8 +91,9 @@ class MemoryPool:
     def _collect(self) -> None:
         with suppress(IndexError):
             while True:
-                block = self._returned.popleft()
-                self._idle[block.address] = block
+                block = getattr(self._returned.popleft(), "block", None)
+                if block is not None:  # a copy of a lease has memory of its own
+                    self._idle[block.address] = block
         self._shrink(self.limit)
 
     def _shrink(self, limit: int) -> None:
@@ -106,9 +107,8 @@ class MemoryPool:
         """Lease types are made by capacity; there are few capacities."""
         kind = self._lease_types.get(capacity)
         if kind is None:
-            kind = type(
-                "Lease", (ctypes.c_char * capacity,), {"__del__": _give_back, "__slots__": ("block", "returned")}
-            )
+            described = {"__del__": _method(self._returned.append), "__slots__": ("block",)}
+            kind = type("Lease", (ctypes.c_char * capacity,), described)
             self._lease_types[capacity] = kind
         return kind
 
@@ -146,10 +146,10 @@ class MemoryPool:
         self._lock = RLock()
 
 
-def _give_back(lease: Any) -> None:
-    block = getattr(lease, "block", None)
-    if block is not None:  # a copy of a lease has memory of its own
-        lease.returned.append(block)
+# Makes a method of a built-in. A `__del__` that is Python code is where a Ctrl-C that came during a kernel would be
+# raised, and ignored.
+_method = ctypes.pythonapi.PyInstanceMethod_New
+_method.argtypes, _method.restype = [ctypes.py_object], ctypes.py_object
 
 
 def memory_size() -> int:

@@ -2,13 +2,15 @@
 
 valgrind 3.19 knows no AVX-512, so the kernels are those of x86-64-v3. They are compiled beforehand, outside valgrind,
 and loaded from the object cache. Every op runs on the registry's small problem in every type, on one thread and on two,
-with outputs and inputs in blocks of exactly their size, so that one byte read or written beyond is an error. Errors of
-Python and the libraries that are not ours to mend are in `valgrind.supp`, each with its reason.
+and convolution with each of its algorithms in both layouts, with outputs and inputs in blocks of exactly their size, so
+that one byte read or written beyond is an error. Errors of Python and the libraries that are not ours to mend are in
+`valgrind.supp`, each with its reason.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import shutil
@@ -16,9 +18,16 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 TARGET = "x86-64-v3"
+SHAPES = [(2, 6, 7, 9)]
+WINDOWS: list[dict[str, Any]] = [
+    {"outputs": 13, "kernel": (3, 3), "pads": 1},
+    {"outputs": 9, "kernel": (1, 1)},
+    {"outputs": 6, "kernel": (3, 2), "pads": 1, "strides": 2, "group": 6},
+]
 
 
 def run_every_kernel() -> None:
@@ -28,7 +37,8 @@ def run_every_kernel() -> None:
     import numpy as np
 
     import backstroke as bs
-    from backstroke.registry import OPS, results
+    from backstroke.convolution.choices import ALGORITHMS
+    from backstroke.registry import OPS, Example, Op, results
 
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -42,18 +52,29 @@ def run_every_kernel() -> None:
         copy[...] = a
         return copy
 
+    def run(op: Op, example: Example, dtype: np.dtype) -> None:
+        arguments, keywords = op.example(np.random.default_rng(0), example, dtype)
+        arguments = [exact(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        answer = op.function(*arguments, **keywords)
+        outs = tuple(exact(np.zeros_like(a)) for a in results(answer))
+        op.function(*arguments, **keywords, out=outs if isinstance(answer, tuple) else outs[0])
+        for mine, other in zip(outs, results(answer), strict=True):
+            assert mine.tobytes() == other.tobytes()
+
     count = 0
     for threads in (1, 2):
         bs.set_num_threads(threads)
         for op in OPS:
             for dtype in op.dtypes:
-                arguments, keywords = op.example(np.random.default_rng(0), op.small, dtype)
-                arguments = [exact(a) if isinstance(a, np.ndarray) else a for a in arguments]
-                answer = op.function(*arguments, **keywords)
-                outs = tuple(exact(np.zeros_like(a)) for a in results(answer))
-                op.function(*arguments, **keywords, out=outs if isinstance(answer, tuple) else outs[0])
-                for mine, other in zip(outs, results(answer), strict=True):
-                    assert mine.tobytes() == other.tobytes()
+                run(op, op.small, dtype)
+                count += 1
+    for algorithm in ALGORITHMS:
+        os.environ["BACKSTROKE_CONV_ALGORITHM"] = algorithm
+        for op, shape, options in itertools.product((op for op in OPS if op.family == "convolution"), SHAPES, WINDOWS):
+            for layout in ("NCX", "NXC"):
+                n, c, *size = shape
+                there = shape if layout == "NCX" else (n, *size, c)
+                run(op, Example(there, {**options, "layout": layout}), np.dtype(np.float32))
                 count += 1
     info = bs.info()
     print(f"{count} runs of {len(OPS)} ops, {info['kernels_from_cache']} kernels, compiled: {info['kernels_compiled']}")

@@ -74,12 +74,17 @@ def test_the_interpreter_ends_while_calls_run(daemon: bool) -> None:
     code = f"""
         import threading, numpy as np, backstroke as bs
         x = np.ones(2_000_000, np.float32)
+        image, w = np.ones((4, 16, 56, 56), np.float32), np.ones((16, 16, 3, 3), np.float32)
         begun = threading.Barrier(4)
-        def call():
+        def one():
             bs.softmax_grad(x, x)
+            bs.conv_grad(image, image, w, pads=1)
+            bs.max_pool_grad_from_input(image[..., ::2, ::2], image, 2)
+        def call():
+            one()
             begun.wait()
             for _ in range(100 if {daemon} else 5):
-                bs.softmax_grad(x, x)
+                one()
         for _ in range(3):
             threading.Thread(target=call, daemon={daemon}).start()
         begun.wait()
@@ -115,6 +120,43 @@ def test_keyboard_interrupt_in_a_long_call() -> None:
     rest, _ = child.communicate(timeout=120)
     assert child.returncode == 0
     assert rest.split() == ["well", "3"]
+
+
+def test_keyboard_interrupt_in_one_call_of_seconds() -> None:
+    """The call goes on to its end: what it wrote is whole."""
+    code = """
+        import time, numpy as np, backstroke as bs
+        rng = np.random.default_rng(0)
+        x, w = rng.standard_normal((16, 32, 64, 64), np.float32), rng.standard_normal((32, 32, 3, 3), np.float32)
+        def call(repeat):
+            return bs.conv_grad(np.tile(x, (repeat, 1, 1, 1)), np.tile(x, (repeat, 1, 1, 1)), w, pads=1, wrt="x").dx
+        one, repeat = call(1), 1
+        while True:
+            begin = time.perf_counter()
+            whole = call(repeat)
+            if time.perf_counter() - begin > 1 or repeat == 32:
+                break
+            repeat *= 2
+        dy = np.tile(x, (repeat, 1, 1, 1))
+        out = np.zeros_like(whole)
+        bs.conv_grad(dy, dy, w, pads=1, wrt="x", out=out)
+        out[...] = 0
+        print("ready", flush=True)
+        try:
+            bs.conv_grad(dy, dy, w, pads=1, wrt="x", out=out)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("whole" if (out == whole).all() else "half" if out.any() else "nothing")
+        assert (call(1) == one).all()
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(0.05)
+    os.kill(child.pid, signal.SIGINT)
+    rest, _ = child.communicate(timeout=300)
+    assert child.returncode == 0
+    assert rest.split() == ["whole"]
 
 
 def test_threads_that_come_and_go() -> None:
