@@ -376,6 +376,8 @@ def test_nothing_grows_after_warming_up() -> None:
     for _ in range(20):
         bs.relu_grad(x, x)
         bs.tanh_grad(x[: MB // 2], x[: MB // 2])
+        bs.sigmoid_grad(x[:100], x[:100])
+        bs.softmax_grad(x[:1000:2], x[:1000:2])
     blocks, before = held(memory.pool), _resident()
     for _ in range(300):
         bs.relu_grad(x, x)

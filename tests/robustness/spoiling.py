@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -69,6 +72,27 @@ def spoilt_arrays(draw: st.DrawFn, a: np.ndarray) -> Any:
     return draw(STRANGE)
 
 
+@contextmanager
+def bounded_memory(room: int = 4 << 30) -> Iterator[None]:
+    """Within it the process gets no more than `room` bytes beyond what it has: what asks for more is a MemoryError.
+
+    Otherwise a shape of eight gigabytes, which is a shape like others, ends a small machine's tests.
+    """
+    try:
+        import resource
+
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
 def named(error: Exception) -> None:
     """An error says what is wrong."""
     assert len(str(error)) > 10 or isinstance(error, MemoryError), repr(error)
@@ -84,7 +108,8 @@ def for_a_while(strategy: st.SearchStrategy[Any], test: Any, seconds: float) -> 
         test(call)
 
     quiet = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    while not round_ or time.monotonic() < end:
-        seed(round_)(quiet(given(strategy)(one)))()
-        round_ += 1
+    with bounded_memory():
+        while not round_ or time.monotonic() < end:
+            seed(round_)(quiet(given(strategy)(one)))()
+            round_ += 1
     return count

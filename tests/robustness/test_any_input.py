@@ -132,7 +132,7 @@ def test_any_call_of_a_dialect(name: str) -> None:
 
 def test_any_plan() -> None:
     """`plan` of any shapes and options."""
-    shapes = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 8, 17, 64, 2**31, 2**62]), max_size=5)
+    shapes = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 8, 17, 2**31, 2**62]), max_size=5)
     options = [n for n, p in inspect.signature(bs.plan).parameters.items() if p.kind is p.KEYWORD_ONLY]
     windows = st.dictionaries(st.sampled_from(options), st.one_of(st.integers(0, 3), STRANGE), max_size=3)
     whole = st.tuples(st.just((2, 4, 9, 9)), st.just((6, 4, 3, 3)))
