@@ -45,7 +45,7 @@ def works() -> Iterator[Work]:
         yield Work("training", network.name, functools.partial(_step, network), network is training.PROBLEMS[0])
     for problem in scaling.THREADS:
         measure = functools.partial(_threads, problem)
-        yield Work("by_threads", problem.name, measure, problem in scaling.THREADS[::4])
+        yield Work("by_threads", problem.name, measure, problem in scaling.THREADS[::7])
     for problem in scaling.SIZES:
         quick = problem.op == scaling.SIZES[0].op
         yield Work("sizes", problem.name, functools.partial(_problem, problem), quick)
@@ -58,7 +58,7 @@ def works() -> Iterator[Work]:
 # One or two problems of every family, for CI.
 QUICK = frozenset(
     (
-        "elementwise: relu_grad 32x64x112x112", "elementwise: sigmoid_grad 32x64x112x112",
+        "elementwise: sigmoid_grad 32x64x112x112",
         "elementwise bfloat16: relu_grad 32x64x112x112 bfloat16", "softmax: softmax_grad 4096x1000",
         "softmax: log_softmax_grad 64x50257", "small: relu_grad 1000", "small: softmax_grad 10x10",
         "small: softmax_grad 100x100", "max NCX: max_pool_grad 32x128x56x56 kernel2 strides2 pads0",

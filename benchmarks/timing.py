@@ -3,9 +3,9 @@
 Two threads of OpenMP that the system puts on one CPU take turns of four milliseconds there: each waits for the other by
 spinning. A call of five microseconds then takes eight milliseconds, until the system moves one of them. That happens
 when anything else runs at the time, a neighbour's process or the last peer's spinning threads; it says nothing of the
-library. So a turn waits until nothing else runs. A turn in which the system took the CPU from one of our threads again
-and again is taken anew, some times, and a call that had no other is marked: no ratio is made of it. And of the medians
-of the turns the least one counts, for everybody alike.
+library. So a turn waits until nothing else runs. A turn for which that never came, and in which the system took the CPU
+from one of our threads again and again, is taken anew, some times, and a call that had no other is marked: no ratio is
+made of it. And of the medians of the turns the least one counts, for everybody alike.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ def interleaved(calls: Sequence[Call], rounds: int = 7) -> list[Taken]:
     return [job.taken for job in jobs]
 
 
-def pause(patience: int) -> None:
-    """Wait until nobody's threads spin any more; after so many pauses a busy machine is taken as it is."""
+def pause(patience: int) -> bool:
+    """Wait until nobody's threads spin any more; after so many pauses a busy machine is taken as it is.
+
+    Whether it is quiet.
+    """
     for _ in range(patience):
         time.sleep(_PAUSE)
         if _running() <= 1:  # we ourselves
-            return
+            return True
+    return False
 
 
 def _running() -> int:
@@ -75,10 +79,10 @@ class _Job:
         self._call, self._patience = call, rounds
         self._medians: dict[bool, list[float]] = {False: [], True: []}
         self._once, self._disturbed = float("inf"), False
-        pause(self._patience)
+        self._quiet = pause(self._patience)
         self._measure(1)
         if self._once < _HOPELESS or self._disturbed:
-            pause(self._patience)
+            self._quiet = pause(self._patience)
             self._measure(3 if self._once < _SLOW else 1)
         once = self._once
         self.turns = rounds if once < _SLOW else 3 if once < _VERY_SLOW else 1 if once < _HOPELESS else 0
@@ -93,10 +97,10 @@ class _Job:
         return Taken(best, not self._medians[False])
 
     def turn(self) -> None:
-        pause(self._patience)
+        self._quiet = pause(self._patience)
         while not self._turn() and self._again:
             self._again -= 1
-            pause(self._patience)
+            self._quiet = pause(self._patience)
 
     def _turn(self) -> bool:
         """Whether nothing disturbed it."""
@@ -111,7 +115,8 @@ class _Job:
         # Of short calls the clock itself would count, so many are timed together.
         parts = [self._time(count // 5) for _ in range(5)] if count > 200 else [self._time() for _ in range(count)]
         preempted, took = _preempted() - before, time.perf_counter() - start
-        self._disturbed = preempted > max(1, _OFTEN * took)
+        # Where nobody else runs it is the library itself that hands its work from thread to thread.
+        self._disturbed = not self._quiet and preempted > max(1, _OFTEN * took)
         median = statistics.median(parts)
         self._medians[self._disturbed].append(median)
         self._once = min(self._once, median)

@@ -122,7 +122,8 @@ def test_turns_in_which_the_threads_shared_a_cpu_do_not_count(clock: _Clock) -> 
         assert seconds[call] == pytest.approx((5e-6, False))
 
 
-def test_a_disturbed_turn_is_taken_anew(clock: _Clock) -> None:
+def test_a_disturbed_turn_is_taken_anew(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_running", lambda: 2)
     calls = 0
 
     def call() -> None:
@@ -144,6 +145,8 @@ def test_a_disturbed_turn_is_taken_anew(clock: _Clock) -> None:
     (taken,) = timing.interleaved([always], 3)
     assert calls == 4 + 2 * 2 * 3
     assert taken == pytest.approx((0.05 + 0.001 * 6, True))
+    monkeypatch.setattr(timing, "_running", lambda: 1)  # nobody else: it is the call's own way
+    assert not timing.interleaved([always], 3)[0].disturbed
 
 
 def test_slow_calls_get_fewer_turns(clock: _Clock) -> None:
