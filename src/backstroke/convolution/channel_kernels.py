@@ -48,11 +48,11 @@ class ChannelPlan(SweepPlan):
     box: tuple[int, int, int, int]  # images and output positions of a piece
     tile: tuple[int, int, int]  # images, rows and columns of the register tile
     vectors: int
-    depth: int  # input channels that are summed up before the next tile is taken
+    depth: int  # input channels (or pairs of them) that are summed up before the next tile is taken
     chunk: int  # input channels that are staged at a time
     staged: bool
     type: Type
-    streams: bool = False
+    paired: bool = False
 
     @property
     def staged_view(self) -> View:
@@ -70,7 +70,7 @@ class ChannelPlan(SweepPlan):
         """Elements of scratch memory: for the staged input, and for the sums of a box."""
         staged = self.box[0] * self.staged_view.image + 64 if self.staged else 0
         images, z, y, x = self.box
-        blocks = self.blocks(lanes) if self.chunk < self.inputs else 1
+        blocks = self.blocks(lanes) if self.chunk < self.steps else 1
         return staged, images * z * y * x * self.block(lanes) * blocks
 
 
@@ -89,32 +89,34 @@ def sweep_channels(
     origin = source.at(image * input_view.image).at(group * (plan.inputs * input_view.channel))
     present, *counts = counts_of_piece(k, plan, image, corner)
     goal = target.at(image * output_view.image).at(group * (plan.outputs * output_view.channel))
-    weights = packed.at(group * (blocks * plan.packed_block(lanes)))
+    weights = plan.seen(packed.at(group * (blocks * plan.packed_block(lanes))))
     biases = bias.at(group * plan.outputs)
     staged_size, sums_size = plan.scratch(lanes)
 
     with k.borrowed(flags, slots, memory, staged_size + sums_size) as scratch:
         totals = scratch.at(staged_size)
         walk = _Walk(k, plan, lanes, corner, present, counts)
-        if plan.chunk >= plan.inputs:
+        if plan.chunk >= plan.steps:
             view, place = input_view, origin.at(sum(b * s for b, s in zip(begin, input_view.place, strict=True)))
             if plan.staged:
-                view, place = plan.staged_view, scratch
-                _stage(k, origin, input_view, plan, present, plan.inputs, begin, scratch)
+                view, place = plan.staged_view, plan.seen(scratch)
+                _stage(k, origin, input_view, plan, present, plan.steps, begin, place)
             for number in k.range(blocks):
-                walk.multiply(place, view, weights.at(number * plan.packed_block(lanes)), totals, 0, plan.inputs)
+                walk.multiply(place, view, weights.at(number * plan.packed_block(lanes)), totals, 0, plan.steps)
                 walk.deliver(totals, goal, output_view, number * block, biases if biased else None)
             return
         everything = plan.box[0] * plan.box[1] * plan.box[2] * plan.box[3] * block
         for at in k.vectors(everything * blocks, lanes=lanes):
             totals[at] = k.value(0.0, sums, lanes)
-        for start in k.range(0, plan.inputs, plan.chunk):
-            channels = least(k, plan.chunk, plan.inputs - start)
-            _stage(k, origin.at(start * input_view.channel), input_view, plan, present, channels, begin, scratch)
+        staged = plan.seen(scratch)
+        for start in k.range(0, plan.steps, plan.chunk):
+            channels = least(k, plan.chunk, plan.steps - start)
+            source = origin.at(start * (input_view.channel * plan.unit))
+            _stage(k, source, input_view, plan, present, channels, begin, staged)
             for number in k.range(blocks):
                 place = weights.at(number * plan.packed_block(lanes))
                 walk.multiply(
-                    scratch, plan.staged_view, place, totals.at(number * everything), start, channels, more=True
+                    staged, plan.staged_view, place, totals.at(number * everything), start, channels, more=True
                 )
         for number in k.range(blocks):
             walk.deliver(totals.at(number * everything), goal, output_view, number * block, biases if biased else None)
@@ -124,6 +126,9 @@ def _stage(
     k: Trace, origin: Pointer, view: View, plan: ChannelPlan, images: Value | int, channels: Value | int,
     begin: list[Value | int], scratch: Pointer,
 ) -> None:  # fmt: skip
+    if plan.layout == "NXC" and plan.paired:  # neighbours in memory are pairs already
+        a, b, c = view.place
+        origin, view = origin.viewed(scratch.type), View(view.image // 2, 1, (a // 2, b // 2, c // 2))
     arguments = (k, origin, view, plan.sweep.input_size, images, channels, begin, plan.staged_size, scratch)
     if plan.layout == "NCX":
         stage_planes(*arguments, plan.staged_view)
@@ -275,7 +280,7 @@ class _Walk:
                 for m in k.range(c):
                     place = sum(t * axis.pitch * s for t, axis, s in zip((i, j, m), phase, view.place, strict=True))
                     here = source.at(place)
-                    block = weights.at(((i * b + j) * c + m) * (self.plan.inputs * self.block))
+                    block = weights.at(((i * b + j) * c + m) * (self.plan.steps * self.block))
                     for channel in k.unrolled(0, depth, 4):
                         accumulate(k, totals, here.at(channel), reads, block.at(channel * self.block))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..geometry import Geometry
 from ..jit.target import Target
-from ..jit.types import Type
+from ..jit.types import Type, bf16
 from . import depthwise_kernels, sweeps
 from .channel_kernels import ChannelPlan
 from .depthwise_kernels import DepthwisePlan, DepthwiseWeightPlan, Rows
@@ -68,6 +68,11 @@ class Problem:
         return self.type.compute.bytes
 
 
+def _unit(problem: Problem, target: Target) -> int:
+    """How many input channels are multiplied at once: pairs of bfloat16, where there is an instruction for them."""
+    return 2 if problem.type is bf16 and target.has_pairs and problem.inputs % 2 == 0 else 1
+
+
 @dataclass(frozen=True)
 class Choice:
     """An algorithm, its plan, and the cycles that it is believed to take on one core."""
@@ -111,7 +116,8 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
     c, lanes = CONSTANTS, target.lanes(problem.type)
     spread = sweep.spread
     columns, rows = (-(-sweep.output_size[axis] // spread[axis]) for axis in (2, 1))
-    vectors_wanted = -(-problem.outputs // lanes)
+    vectors_wanted, unit = -(-problem.outputs // lanes), _unit(problem, target)
+    steps = problem.inputs // unit
     for vectors in range(1, min(4, vectors_wanted) + 1):
         blocks = -(-vectors_wanted // vectors)
         for images, high in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2)):
@@ -123,15 +129,15 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
             turns = -(-columns // wide) * -(-rows // high) * -(-problem.images // images)
             turns *= -(-sweep.output_size[0] // spread[0]) * blocks * problem.groups
             inner = _turn(pixels * vectors, pixels + vectors, vectors * lanes * problem.bytes)
-            products = sweep.taps * problem.inputs
+            products = sweep.taps * steps
             cycles = turns * (products * inner + len(sweep.phases) * c.tile)
             plan = _boxed(
                 ChannelPlan(
                     sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
                     (images, spread[0], high * spread[1], wide * spread[2]), (images, high, wide), vectors,
-                    problem.inputs, problem.inputs,
+                    steps, steps,
                     problem.layout == "NCX" or problem.type is not problem.type.compute or not sweep.inside,
-                    problem.type,
+                    problem.type, unit == 2,
                 ),
                 lanes,
             )  # fmt: skip
@@ -183,7 +189,7 @@ def _around(plan: ChannelPlan, delivered: float, lanes: int) -> float:
     for size in plan.sweep.output_size:
         elements *= size
     z, y, x = plan.staged_size
-    staged = boxes * plan.box[0] * plan.inputs * z * y * x * CONSTANTS.staged if plan.staged else 0.0
+    staged = boxes * plan.box[0] * plan.steps * z * y * x * CONSTANTS.staged if plan.staged else 0.0
     return staged + elements * delivered
 
 
@@ -196,7 +202,7 @@ _PLANE_TILES = {
 
 def plane_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tuple[PlanePlan, float]]:
     """Vectors over positions: planes whose rows are read one position apart."""
-    lanes = target.lanes(problem.type)
+    lanes, unit = target.lanes(problem.type), _unit(problem, target)
     if problem.layout != "NCX" or sweep.step[1:] != (1, 1) or sweep.spread[2] > 4:
         return
     whole = problem.type is problem.type.compute
@@ -211,8 +217,8 @@ def plane_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tupl
             plan = _plane_boxes(
                 PlanePlan(
                     sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
-                    (1, sweep.spread[0], 0, 0), rows, vectors, -(-problem.outputs // lanes) * lanes, problem.inputs,
-                    joined, direct and not joined, problem.type,
+                    (1, sweep.spread[0], 0, 0), rows, vectors, -(-problem.outputs // lanes) * lanes, problem.inputs // unit,
+                    joined, direct and not joined, problem.type, unit == 2,
                 ),
                 lanes,
             )  # fmt: skip
@@ -236,7 +242,7 @@ def _plane_boxes(plan: PlanePlan, lanes: int) -> PlanePlan:
     def room() -> int:
         box = sized()
         sums = span * (x if plan.direct else box.sums(lanes)[0]) * size
-        return max(sums, box.staged_view.channel * min(plan.inputs, 64) * size)
+        return max(sums, box.staged_view.channel * min(plan.steps, 64) * size)
 
     while room() > c.sums_bytes * 2 or boxes() < c.pieces:
         crowded = room() > c.sums_bytes * 2
@@ -255,13 +261,13 @@ def _plane_boxes(plan: PlanePlan, lanes: int) -> PlanePlan:
     box = sized()
     steps = max(len(a.offsets) * len(b.offsets) for a, b, _ in sweep.phases) or 1
     wide = plan.vectors * lanes + max(len(d.offsets) for _, _, d in sweep.phases)
-    return replace(box, depth=_evened(plan.inputs, max(16, c.strip_bytes // (steps * wide * size))))
+    return replace(box, depth=_evened(plan.steps, max(16, c.strip_bytes // (steps * wide * size))))
 
 
 def _plane_cycles(plan: PlanePlan, lanes: int) -> float:
     """What a sweep by planes is believed to take."""
     c = CONSTANTS
-    slices = -(-plan.inputs // plan.depth)
+    slices = -(-plan.steps // plan.depth)
     full, rest = divmod(plan.outputs, lanes)
     heights = [plan.rows] * (lanes // plan.rows) * full + [lanes % plan.rows] * full
     heights += [plan.rows] * (rest // plan.rows) + [rest % plan.rows]
@@ -279,10 +285,10 @@ def _plane_cycles(plan: PlanePlan, lanes: int) -> float:
             for height in set(heights) - {0}:
                 loads = height + vectors * (1.5 if taps > 1 else 1)
                 turn = max(height * vectors / c.issue, loads / c.issue, c.latency) + c.turn
-                tile = plan.inputs * taps * turn + slices * (c.tile + height * vectors)
+                tile = plan.steps * taps * turn + slices * (c.tile + height * vectors)
                 total += boxes * images * planes * count * heights.count(height) * tile
     z, y, x = plan.staged_size
-    staged = boxes * plan.spans * plan.box[0] * plan.inputs * z * y * x * c.staged
+    staged = boxes * plan.spans * plan.box[0] * plan.steps * z * y * x * c.staged
     elements = plan.images * plan.groups * plan.outputs * math.prod(plan.sweep.output_size)
     return total + staged + (0.0 if plan.direct else elements * c.kept)
 

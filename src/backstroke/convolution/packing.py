@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..jit.types import Type, i64
-from .tiles import least, some, turned, whole, within
+from ..jit.types import Type, i32, i64
+from .tiles import joined, least, some, turned, whole, within
 
 if TYPE_CHECKING:
     from ..jit.trace import Lanes, Pointer, Trace, Value
@@ -25,13 +25,14 @@ class Weights:
 def pack(
     k: Trace, piece: Value, w: Pointer, packed: Pointer, *,
     weights: Weights, inputs: int, outputs: int, block: int, taps: tuple[tuple[int, int, int], ...], kernel: int,
-    depth: int,
+    depth: int, unit: int,
 ) -> None:  # fmt: skip
     """`packed[group][slice of inputs][block of outputs]`: for each (tap of the kernel, origin, step over inputs) of
     `taps`, a block of `block` outputs for every input stands at `origin + input * step`. Outputs that are not there are
     zero.
 
-    A piece is one block of one slice of one group; a slice is `depth` inputs, the last one what is left.
+    A piece is one block of one slice of one group; a slice is `depth` inputs, the last one what is left. With a `unit`
+    of 2 neighbouring inputs are pairs, and `step` counts those.
     """
     lanes = k.target.lanes(packed.type)
     blocks, slices = -(-outputs // block), -(-inputs // depth)
@@ -40,16 +41,18 @@ def pack(
     count = least(k, depth, inputs - start)
     each = len(taps) * block
     source = w.at(group * weights.group + first * weights.output + start * weights.input)
-    goal = packed.at((group * inputs + start) * (blocks * each) + piece % blocks * each * count)
+    goal = packed.at((group * inputs + start) // unit * (blocks * each) + piece % blocks * each * count // unit)
+    goal = goal.viewed(i32) if unit == 2 else goal
     left = outputs - first
     if weights.output == 1:
-        for channel in k.range(count):
+        for channel in k.range(k.value(count, i64) // unit):
             for tap, origin, step in taps:
                 for j in range(0, block, lanes):
-                    found = source.at(channel * weights.input + tap * weights.tap)[
-                        some(k, j, left, lanes) if outputs % block else whole(j, lanes)
+                    at = some(k, j, left, lanes) if outputs % block else whole(j, lanes)
+                    found = [
+                        source.at((channel * unit + i) * weights.input + tap * weights.tap)[at] for i in range(unit)
                     ]
-                    goal[whole(channel * step + (origin + j), lanes)] = found
+                    goal[whole(channel * step + (origin + j), lanes)] = joined(k, found)
         return
 
     def block_of(start: Value, high: Value) -> list[Value]:
@@ -64,20 +67,22 @@ def pack(
         if weights.input == 1:
             for tap, origin, step in taps:
                 for at in k.vectors(count, lanes=lanes):
-                    for i, column in enumerate(
-                        block_of(k.value(at.start + tap * weights.tap, i64), k.value(tap * weights.tap + count, i64))
-                    ):
+                    first_tap = tap * weights.tap
+                    columns = block_of(k.value(at.start + first_tap, i64), k.value(first_tap + count, i64))
+                    for i in range(0, lanes, unit):
                         with k.when(at.start + i < k.value(count, i64)):
-                            goal[whole((at.start + i) * step + (origin + j), lanes)] = column
+                            spot = whole((at.start + i) // unit * step + (origin + j), lanes)
+                            goal[spot] = joined(k, columns[i : i + unit])
         else:
             assert weights.tap == 1
-            for channel in k.range(count):
+            for channel in k.range(k.value(count, i64) // unit):
                 for low in range(0, kernel, lanes):
-                    base = channel * weights.input
-                    columns = block_of(base + low, base + kernel)
+                    bases = [(channel * unit + i) * weights.input for i in range(unit)]
+                    found_columns = [block_of(base + low, base + kernel) for base in bases]
                     for tap, origin, step in taps:
                         if low <= tap < low + lanes:
-                            goal[whole(channel * step + (origin + j), lanes)] = columns[tap - low]
+                            pair = [columns[tap - low] for columns in found_columns]
+                            goal[whole(channel * step + (origin + j), lanes)] = joined(k, pair)
 
 
 def unpack(

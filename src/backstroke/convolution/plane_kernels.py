@@ -36,10 +36,11 @@ class PlanePlan(SweepPlan):
     rows: int  # output channels of the register tile
     vectors: int
     span: int  # output channels of a piece
-    depth: int  # input channels that are staged and summed up at a time
+    depth: int  # input channels (or pairs of them) that are staged and summed up at a time
     joined: bool  # whether the images of a box are one flat row
     direct: bool  # whether sums are kept where the result belongs
     type: Type
+    paired: bool = False
 
     def block(self, lanes: int) -> int:
         return lanes
@@ -90,7 +91,7 @@ class PlanePlan(SweepPlan):
 
     def scratch(self, lanes: int) -> tuple[int, int]:
         """Elements of scratch memory: for the staged input, and for the sums."""
-        staged = min(self.depth, self.inputs) * self.staged_view.channel + (self.vectors + 1) * lanes
+        staged = min(self.depth, self.steps) * self.staged_view.channel + (self.vectors + 1) * lanes
         return staged, 0 if self.direct else min(self.span, self.outputs) * self.sums(lanes)[0] + lanes
 
 
@@ -115,22 +116,24 @@ def sweep_planes(
     goal = target.at(image * output_view.image).at((group * plan.outputs + first) * output_view.channel)
     goal = goal.at(output_view.of(*corner))
     each = sweep.taps * lanes  # packed weights of one input channel and one block of output channels
-    weights = packed.at(group * (plan.inputs * plan.blocks(lanes) * each))
+    weights = plan.seen(packed.at(group * (plan.steps * plan.blocks(lanes) * each)))
     biases = bias.at(group * plan.outputs + first) if biased else None
     begin = first_input(sweep, corner)
     staged_size, sums_size = plan.scratch(lanes)
     with k.borrowed(flags, slots, memory, staged_size + sums_size) as staged:
         sums = goal if plan.direct else staged.at(staged_size)
         walk = _Walk(k, plan, lanes, first, corner[2], sums, output_view, biases)
-        for start in k.range(0, plan.inputs, plan.depth):
-            depth = least(k, plan.depth, plan.inputs - start)
+        room = plan.seen(staged)
+        for start in k.range(0, plan.steps, plan.depth):
+            depth = least(k, plan.depth, plan.steps - start)
+            source_slice = origin.at(start * (input_view.channel * plan.unit))
             stage_planes(
-                k, origin.at(start * input_view.channel), input_view, sweep.input_size, present, depth, begin,
-                plan.staged_size, staged, plan.staged_view,
+                k, source_slice, input_view, sweep.input_size, present, depth, begin, plan.staged_size, room,
+                plan.staged_view,
             )  # fmt: skip
             block = depth * each
             here = weights.at(start * (plan.blocks(lanes) * each)).at(span * (plan.span // lanes) * block)
-            walk.multiply(staged, here, block, start, depth)
+            walk.multiply(room, here, block, start, depth)
         if not plan.direct:
             channels = k.least(plan.span, plan.outputs - first)
             _deliver(k, plan, sums, goal, output_view, channels, present, counts, biases)
@@ -227,7 +230,7 @@ class _Walk:
             spans[-1] = some(k, (vectors - 1) * lanes, (vectors - 1) * lanes + tail, lanes)
         places = [out.at(i * self.channel) for i in range(len(rows))]
         totals = []
-        single = plan.depth >= plan.inputs
+        single = plan.depth >= plan.steps
         for i, place in enumerate(places):
             fresh = k.value(0.0, kind) if self.biases is None else k.to(kind, self.biases[channel + i])
             begin = k.spread(fresh, lanes)

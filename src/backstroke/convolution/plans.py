@@ -282,18 +282,19 @@ def _sweep_turns(
         given = (*given, *_SCRATCH, ("memory", sums))
         nest = depthwise_kernels.sweep_depthwise
         return [_Turn(nest, plan.pieces, given, {"plan": plan, "biased": bool(bias)})], {}, _scratch_bytes(plan, lanes)
-    blocks, slices = plan.groups * plan.blocks(lanes), -(-plan.inputs // plan.slice_depth)
+    blocks, slices = plan.groups * plan.blocks(lanes), -(-plan.steps // plan.slice_depth)
     pack = _Turn(
         packing.pack, blocks * slices, (("w", type), ("packed", sums)),
         {
             "weights": weights_of(w_shape, plan.groups, plan.layout, transposed), "inputs": plan.inputs,
             "outputs": plan.outputs, "block": plan.block(lanes), "taps": plan.packed_taps(lanes),
-            "kernel": math.prod(sweep.kernel), "depth": plan.slice_depth,
+            "kernel": math.prod(sweep.kernel), "depth": plan.slice_depth * plan.unit,
+            "unit": plan.unit,
         },
     )  # fmt: skip
     parts = ((source, type), ("packed", sums), (bias, type), (goal, type), *_SCRATCH, ("memory", sums))
     turn = _Turn(_NESTS[choice.algorithm], plan.pieces, parts, {"plan": plan, "biased": bool(bias)})
-    packed = blocks * sweep.taps * plan.inputs * plan.block(lanes) * sums.bytes
+    packed = blocks * sweep.taps * plan.steps * plan.block(lanes) * sums.bytes
     return [pack, turn], {"packed": packed}, _scratch_bytes(plan, lanes)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..jit.types import Type, i64
+from ..jit.types import Type, i32, i64
 from .sweeps import Sweep, tap_count, tap_indices
 from .tiles import least
 
 if TYPE_CHECKING:
-    from ..jit.trace import Trace, Value
+    from ..jit.trace import Pointer, Trace, Value
 
 
 class SweepPlan:
@@ -22,6 +22,7 @@ class SweepPlan:
     inputs: int
     outputs: int
     box: tuple[int, int, int, int]
+    paired: bool  # whether two input channels of bfloat16 are one of the sweep's
     type: Type
 
     def block(self, lanes: int) -> int:
@@ -52,16 +53,30 @@ class SweepPlan:
         return sizes[0], sizes[1], sizes[2]
 
     @property
+    def unit(self) -> int:
+        """Input channels that are multiplied at once."""
+        return 2 if self.paired else 1
+
+    @property
+    def steps(self) -> int:
+        """How many such there are."""
+        return self.inputs // self.unit
+
+    @property
     def slice_depth(self) -> int:
-        """Input channels whose packed weights lie together."""
-        return self.inputs
+        """How many of them have packed weights that lie together."""
+        return self.steps
+
+    def seen(self, memory: Pointer) -> Pointer:
+        """Staged inputs or packed weights, as what they are."""
+        return memory.viewed(i32) if self.paired else memory
 
     def tap_origins(self, lanes: int) -> list[tuple[int, int, int, int]]:
         """(phase, flat tap of the sweep's phase, origin, step over input channels) of a block's packed weights."""
         each = [(number, tap) for number, phase in enumerate(self.sweep.phases) for tap in range(tap_count(phase))]
         block = self.block(lanes)
         if self.layout == "NXC":
-            return [(*tap, place * self.inputs * block, block) for place, tap in enumerate(each)]
+            return [(*tap, place * self.steps * block, block) for place, tap in enumerate(each)]
         return [(*tap, place * block, len(each) * block) for place, tap in enumerate(each)]
 
     def packed_taps(self, lanes: int) -> tuple[tuple[int, int, int], ...]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..jit.convert import add_products, pairs
 from ..jit.types import Type, i32, i64
 
 if TYPE_CHECKING:
@@ -55,13 +56,15 @@ def new_totals(k: Trace, rows: int, vectors: int, type: Type) -> Totals:
 
 
 def accumulate(k: Trace, totals: Totals, a: Pointer, rows: Sequence[int], b: Pointer) -> None:
-    """`totals[i][j] += a[rows[i]] * b[j]`, where b holds vectors one after the other."""
+    """`totals[i][j] += a[rows[i]] * b[j]`, where b holds vectors one after the other; or pairs, whose products count."""
     lanes = totals[0][0].lanes
     vectors = [b[whole(j * lanes, lanes)] for j in range(len(totals[0]))]
+    paired = b.type is i32
     for row, place in zip(totals, rows, strict=True):
-        scale = k.spread(a[place], lanes)
+        scale = k.spread(a.at(place).viewed(i32)[0] if paired else a[place], lanes)
         for total, vector in zip(row, vectors, strict=True):
-            total.set(k.muladd(scale, vector, total))
+            sums = add_products(k, scale, vector, total.read()) if paired else k.muladd(scale, vector, total)
+            total.set(sums)
 
 
 def whole(start: Value | int, lanes: int) -> Lanes:
@@ -91,6 +94,11 @@ def within(k: Trace, start: Value | int, low: Value | int, high: Value | int, la
     return Lanes(start, lanes, above & below)
 
 
+def joined(k: Trace, values: Sequence[Value]) -> Value:
+    """A vector, or two as pairs."""
+    return values[0] if len(values) == 1 else pairs(k, *values)
+
+
 def turned(k: Trace, rows: list[Value]) -> list[Value]:
     """A square block with rows and columns exchanged."""
     lanes, step = len(rows), 1
@@ -106,23 +114,24 @@ def turned(k: Trace, rows: list[Value]) -> list[Value]:
 
 
 def padded_row(
-    k: Trace, row: Pointer, start: Value | int, count: int, size: int, lanes: int
-) -> Iterator[tuple[Lanes, Value]]:
-    """`count` elements of a row of `size` from position `start` on, zero outside: where each vector goes, and it."""
+    k: Trace, rows: Sequence[Pointer], start: Value | int, count: int, size: int, lanes: int
+) -> Iterator[tuple[Lanes, list[Value]]]:
+    """`count` elements of rows of `size` from position `start` on, zero outside: where each vector goes, and it."""
+    kind = rows[0].type.compute
     if isinstance(start, int) and count <= UNROLLED_ROW * lanes:
         for v in range(0, count, lanes):
             goal = some(k, v, count, lanes)
             low, high = max(0, start + v), min(size, start + v + min(lanes, count - v))
             if high <= low:
-                yield goal, k.value(0.0, row.type.compute, lanes)
+                yield goal, [k.value(0.0, kind, lanes) for _ in rows]
             elif high - low == lanes:
-                yield goal, row[whole(start + v, lanes)]
+                yield goal, [row[whole(start + v, lanes)] for row in rows]
             else:
-                yield goal, row[within(k, start + v, low, high, lanes)]
+                yield goal, [row[within(k, start + v, low, high, lanes)] for row in rows]
         return
     for at in k.vectors(count, lanes=lanes):
         bound: Value | int = size if at.mask is None else k.least(start + k.value(count, i64), size)
-        yield at, row[within(k, at.start + start, 0, bound, lanes)]
+        yield at, [row[within(k, at.start + start, 0, bound, lanes)] for row in rows]
 
 
 def box_lines(
@@ -141,20 +150,22 @@ def stage_planes(
 ) -> None:  # fmt: skip
     """Copy a box of positions of some images and channels, plane by plane: zero where it leaves the input.
 
-    `corner` is where the box begins, which may be before the input; the target is laid out as `staged` says.
+    `corner` is where the box begins, which may be before the input; the target is laid out as `staged` says. Where it
+    holds pairs, `channels` counts those: two neighbouring channels of bfloat16.
     """
-    lanes = k.target.lanes(target.type)
+    lanes, unit = k.target.lanes(target.type), 2 if target.type is i32 else 1
     for n in k.range(images):
         for c in k.range(channels):
             for z, y, at_z, at_y, exists in box_lines(k, box, corner, size):
                 goal = target.at(n * staged.image + c * staged.channel + z * staged.place[0] + y * staged.place[1])
                 with k.when(exists):
-                    place = n * view.image + c * view.channel + at_z * view.place[0] + at_y * view.place[1]
-                    for at, values in padded_row(k, source.at(place), corner[2], box[2], size[2], lanes):
-                        goal[at] = values
+                    place = n * view.image + c * (unit * view.channel) + at_z * view.place[0] + at_y * view.place[1]
+                    rows = [source.at(place).at(i * view.channel) for i in range(unit)]
+                    for at, values in padded_row(k, rows, corner[2], box[2], size[2], lanes):
+                        goal[at] = joined(k, values)
                 with k.when(k.no(exists)):
                     for at in k.vectors(box[2], lanes=lanes):
-                        goal[at] = k.value(0.0, target.type, lanes)
+                        goal[at] = k.value(0, target.type, lanes)
 
 
 def stage_pixels(

@@ -87,6 +87,23 @@ def _float16_to_float32(k: Trace, x: Value) -> Value:
     return k.bits(f32, k.bits(i32, value) | ((raw & 0x8000) << 16))
 
 
+def pairs(k: Trace, low: Value, high: Value) -> Value:
+    """Two vectors of float32 that are exact in bfloat16, side by side: an i32 holds an element of either."""
+    return k.shift_right(k.bits(i32, low), 16) | (k.bits(i32, high) & -65536)
+
+
+def halves(k: Trace, x: Value) -> tuple[Value, Value]:
+    """The two vectors of float32 that `pairs` made one of."""
+    return k.bits(f32, x << 16), k.bits(f32, x & -65536)
+
+
+def add_products(k: Trace, a: Value, b: Value, total: Value) -> Value:
+    """`total + low(a) low(b) + high(a) high(b)` of 16 pairs; the instruction takes subnormal numbers for zeros."""
+    kind = ir.VectorType(_BFloat(), 32)
+    operands = [total.ir, *(k.builder.bitcast(x.ir, kind) for x in (a, b))]
+    return k.wrap(k.intrinsic("x86.avx512bf16.dpbf16ps.512", total.ir.type, operands), f32, 16)
+
+
 class _BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite's IR lacks; it occurs only as the result of the conversion instruction."""
 

@@ -70,6 +70,11 @@ class Target:
         """Whether float32 vectors are rounded to bfloat16 by an instruction."""
         return {"avx512bf16", "avx512dq"} <= self.features
 
+    @property
+    def has_pairs(self) -> bool:
+        """Whether products of pairs of bfloat16 are added to float32 by an instruction."""
+        return self.has_bfloat16
+
     def lanes(self, type: Type) -> int:
         """Elements of a vector register that computes with elements of `type`."""
         return self.vector_bytes // type.compute.bytes

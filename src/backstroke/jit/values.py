@@ -225,6 +225,10 @@ class Pointer:
         if stream:
             store.set_metadata("nontemporal", k.module.add_metadata([INT32(1)]))
 
+    def viewed(self, type: Type) -> Pointer:
+        """The same memory as elements of another type."""
+        return Pointer(self.k, self.ir, type)
+
     @property
     def address(self) -> Value:
         """The address as an integer."""
