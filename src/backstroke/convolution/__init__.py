@@ -1,7 +1,9 @@
 """Convolution and its gradients: 1-D, 2-D and 3-D, channels first or last.
 
-float32, float64, float16 and bfloat16; 16-bit types are summed in float32 and rounded once. x is [N, C, spatial...] and
-w [C_out, C / group, spatial...] in layout "NCX"; x is [N, spatial..., C] and w [spatial..., C / group, C_out] in "NXC".
+float32, float64, float16 and bfloat16; 16-bit types are summed in float32 and rounded once. Where the CPU multiplies
+pairs of bfloat16 (AVX512-BF16), its instruction takes subnormal numbers, those below 1.2e-38, for zeros. x is
+[N, C, spatial...] and w [C_out, C / group, spatial...] in layout "NCX"; x is [N, spatial..., C] and
+w [spatial..., C / group, C_out] in "NXC".
 Arrays may lie in memory in any way. Window arguments are those of `Geometry.of`: strides, pads, dilations, auto_pad.
 The bits do not depend on the number of threads.
 

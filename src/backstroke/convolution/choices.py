@@ -22,7 +22,7 @@ from .depthwise_kernels import DepthwisePlan, DepthwiseWeightPlan, Rows
 from .depthwise_pixels import Pixels, bands_of
 from .plane_kernels import PlanePlan
 from .sweeps import Sweep, tap_count
-from .weight_kernels import WeightPlan
+from .weight_kernels import WeightPlan, sparse
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ def plane_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tupl
             plan = _plane_boxes(
                 PlanePlan(
                     sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
-                    (1, sweep.spread[0], 0, 0), rows, vectors, -(-problem.outputs // lanes) * lanes, problem.inputs // unit,
-                    joined, direct and not joined, problem.type, unit == 2,
+                    (1, sweep.spread[0], 0, 0), rows, vectors, -(-problem.outputs // lanes) * lanes,
+                    problem.inputs // unit, joined, direct and not joined, problem.type, unit == 2,
                 ),
                 lanes,
             )  # fmt: skip
@@ -302,9 +302,8 @@ def strip_plans(
     """Vectors over output channels: any convolution."""
     c, lanes = CONSTANTS, target.lanes(problem.type)
     a, b, last = geometry.kernel
-    pixels = problem.images
-    for extent in geometry.output_size:
-        pixels *= extent
+    unit = _pixel_unit(geometry, problem, target)
+    pixels = problem.images * geometry.output_size[0] * geometry.output_size[1] * -(-geometry.output_size[2] // unit)
     vectors_wanted = -(-problem.outputs // lanes)
     for joined in (True, False):
         inline = a * b * last if joined else last
@@ -327,7 +326,7 @@ def strip_plans(
             if best is None:
                 continue
             blocks = -(-vectors_wanted // vectors)
-            plan = _cut(geometry, problem, biased, lanes, joined, vectors, best[1])
+            plan = _cut(geometry, problem, biased, lanes, joined, vectors, best[1], unit)
             cycles = problem.groups * pixels * blocks * (a * b * last // inline) * best[0]
             if plan.staged_dy:
                 cycles += problem.groups * pixels * blocks * vectors * lanes * plan.input_blocks * c.delivered
@@ -339,14 +338,27 @@ def strip_plans(
             yield plan, cycles + boxes * c.tile * 3
 
 
+def _spread_out(geometry: Geometry, problem: Problem) -> bool:
+    """Whether x is read so sparsely that it is better staged."""
+    return problem.layout == "NCX" and any(sparse(geometry))
+
+
+def _pixel_unit(geometry: Geometry, problem: Problem, target: Target) -> int:
+    """How many pixels are multiplied at once: pairs of bfloat16, where neighbours in a row can lie side by side."""
+    near = geometry.strides[2] == 1 or sparse(geometry)[1]
+    fits = problem.type is bf16 and target.has_pairs and problem.layout == "NCX"
+    return 2 if fits and near and geometry.output_size[2] > 1 else 1
+
+
 def _cut(
-    geometry: Geometry, problem: Problem, biased: bool, lanes: int, joined: bool, vectors: int, rows: int
+    geometry: Geometry, problem: Problem, biased: bool, lanes: int, joined: bool, vectors: int, rows: int, unit: int
 ) -> WeightPlan:
     """Boxes whose dy stays in the first cache, and enough pieces."""
     c, size, block = CONSTANTS, problem.bytes, vectors * lanes
     _, y, x = geometry.output_size
-    pixels = max(16, c.strip_bytes // (block * size))
+    pixels = max(16, c.strip_bytes // (block * size)) * unit
     wide = _evened(x, min(x, pixels))
+    wide = wide if wide == x else -(-wide // unit) * unit
     high = _evened(y, max(1, min(y, pixels // wide)))
     images = max(1, min(problem.images, pixels // (wide * high))) if wide == x and high == y else 1
     while problem.images % images:
@@ -355,8 +367,8 @@ def _cut(
     plan = WeightPlan(
         geometry, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs, vectors, rows,
         joined, (images, high, wide), max(1, problem.inputs), 1,
-        not whole or any(pad != (0, 0) for pad in geometry.pads),
-        not whole or problem.layout == "NCX" or problem.outputs % block != 0, biased, problem.type,
+        not whole or any(pad != (0, 0) for pad in geometry.pads) or _spread_out(geometry, problem),
+        not whole or problem.layout == "NCX" or problem.outputs % block != 0, biased, problem.type, unit == 2,
     )  # fmt: skip
 
     def shallower() -> WeightPlan:

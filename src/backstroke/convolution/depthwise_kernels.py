@@ -17,7 +17,7 @@ from ..jit.types import Type
 from . import sweeps
 from .plane_kernels import some_count, weave
 from .sweeps import Phase, Sweep
-from .tiles import least, whole, within
+from .tiles import least, parted, whole, within
 
 if TYPE_CHECKING:
     from ..jit.trace import Pointer, Trace, Value
@@ -73,27 +73,8 @@ class Rows:
             source, size = plane.at(k.where(exists, row, 0) * width), k.where(exists, k.value(width, row.type), 0)
             for start in k.range(0, pitch, lanes):
                 parts = [source[within(k, start * step + (left + i * lanes), 0, size, lanes)] for i in range(step)]
-                for i, part in enumerate(_parted(k, parts, step)):
+                for i, part in enumerate(parted(k, parts)):
                     goal.at(start + i * pitch)[whole(0, lanes)] = part
-
-
-def _parted(k: Trace, vectors: list[Value], step: int) -> list[Value]:
-    """Every step-th element, for each remainder, of vectors that follow one another."""
-    if step == 1:
-        return vectors
-    lanes, result = vectors[0].lanes, []
-    for remainder in range(step):
-        kept = vectors[0]
-        picks = [remainder + i * step for i in range(lanes)]
-        for number in range(1, step):
-            # What is already right stays; what the next vector has is taken from it.
-            order = []
-            for i, pick in enumerate(picks):
-                owner, lane = divmod(pick, lanes)
-                order.append(lanes + lane if owner == number else lane if number == 1 and owner == 0 else i)
-            kept = k.shuffle(kept, vectors[number], order)
-        result.append(kept)
-    return result
 
 
 @dataclass(frozen=True)

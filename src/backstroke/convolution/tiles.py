@@ -7,6 +7,7 @@ vector, times a few vectors. Everything in this family is loops around it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def new_totals(k: Trace, rows: int, vectors: int, type: Type) -> Totals:
 
 
 def accumulate(k: Trace, totals: Totals, a: Pointer, rows: Sequence[int], b: Pointer) -> None:
-    """`totals[i][j] += a[rows[i]] * b[j]`, where b holds vectors one after the other; or pairs, whose products count."""
+    """`totals[i][j] += a[rows[i]] * b[j]`, where b holds vectors one after the other; or pairs of numbers."""
     lanes = totals[0][0].lanes
     vectors = [b[whole(j * lanes, lanes)] for j in range(len(totals[0]))]
     paired = b.type is i32
@@ -113,11 +114,39 @@ def turned(k: Trace, rows: list[Value]) -> list[Value]:
     return rows
 
 
+def parted(k: Trace, vectors: Sequence[Value], count: int = 0) -> list[Value]:
+    """Of n vectors that follow one another, every n-th element: those with the first `count` (or all) remainders."""
+    step, lanes, result = len(vectors), vectors[0].lanes, []
+    if step == 1:
+        return [*vectors]
+    for remainder in range(count or step):
+        kept = vectors[0]
+        picks = [remainder + i * step for i in range(lanes)]
+        for number in range(1, step):
+            # What is already right stays; what the next vector has is taken from it.
+            order = []
+            for i, pick in enumerate(picks):
+                owner, lane = divmod(pick, lanes)
+                order.append(lanes + lane if owner == number else lane if number == 1 and owner == 0 else i)
+            kept = k.shuffle(kept, vectors[number], order)
+        result.append(kept)
+    return result
+
+
 def padded_row(
-    k: Trace, rows: Sequence[Pointer], start: Value | int, count: int, size: int, lanes: int
+    k: Trace, rows: Sequence[Pointer], start: Value | int, count: int, size: int, lanes: int, step: int = 1
 ) -> Iterator[tuple[Lanes, list[Value]]]:
-    """`count` elements of rows of `size` from position `start` on, zero outside: where each vector goes, and it."""
+    """`count` elements, `step` apart, of rows of `size` from position `start` on, zero outside.
+
+    -> where each vector goes, and it, for each row.
+    """
     kind = rows[0].type.compute
+    if step > 1:
+        for at in k.vectors(count, lanes=lanes):
+            starts = [at.start * step + (start + i * lanes) for i in range(step)]
+            found = [[row[within(k, place, 0, size, lanes)] for place in starts] for row in rows]
+            yield at, [parted(k, vectors, 1)[0] for vectors in found]
+        return
     if isinstance(start, int) and count <= UNROLLED_ROW * lanes:
         for v in range(0, count, lanes):
             goal = some(k, v, count, lanes)
@@ -135,33 +164,33 @@ def padded_row(
 
 
 def box_lines(
-    k: Trace, box: Sequence[int], corner: Sequence[Value | int], size: Sequence[int]
+    k: Trace, box: Sequence[int], corner: Sequence[Value | int], size: Sequence[int], steps: Sequence[int] = (1, 1, 1)
 ) -> Iterator[tuple[Value, Value, Value, Value, Value]]:
     """The lines of a box: its place in the box (z, y), in the input, and whether it lies in the input."""
     for z in k.range(box[0]):
         for y in k.range(box[1]):
-            at_z, at_y = z + corner[0], y + corner[1]
+            at_z, at_y = z * steps[0] + corner[0], y * steps[1] + corner[1]
             yield z, y, at_z, at_y, k.below(at_z, size[0]) & k.below(at_y, size[1])
 
 
 def stage_planes(
     k: Trace, source: Pointer, view: View, size: Sequence[int], images: Value | int, channels: Value | int,
-    corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View,
+    corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View, steps: Sequence[int] = (1, 1, 1),
 ) -> None:  # fmt: skip
     """Copy a box of positions of some images and channels, plane by plane: zero where it leaves the input.
 
     `corner` is where the box begins, which may be before the input; the target is laid out as `staged` says. Where it
-    holds pairs, `channels` counts those: two neighbouring channels of bfloat16.
+    holds pairs, `channels` counts those: two neighbouring channels of bfloat16. Positions are `steps` apart.
     """
     lanes, unit = k.target.lanes(target.type), 2 if target.type is i32 else 1
     for n in k.range(images):
         for c in k.range(channels):
-            for z, y, at_z, at_y, exists in box_lines(k, box, corner, size):
+            for z, y, at_z, at_y, exists in box_lines(k, box, corner, size, steps):
                 goal = target.at(n * staged.image + c * staged.channel + z * staged.place[0] + y * staged.place[1])
                 with k.when(exists):
                     place = n * view.image + c * (unit * view.channel) + at_z * view.place[0] + at_y * view.place[1]
                     rows = [source.at(place).at(i * view.channel) for i in range(unit)]
-                    for at, values in padded_row(k, rows, corner[2], box[2], size[2], lanes):
+                    for at, values in padded_row(k, rows, corner[2], box[2], size[2], lanes, steps[2]):
                         goal[at] = joined(k, values)
                 with k.when(k.no(exists)):
                     for at in k.vectors(box[2], lanes=lanes):
@@ -191,8 +220,11 @@ def stage_turned(
     k: Trace, source: Pointer, view: View, size: Sequence[int], images: Value | int, channels: Value | int,
     corner: Sequence[Value | int], box: Sequence[int], target: Pointer, staged: View, padded: int,
 ) -> None:  # fmt: skip
-    """Planes to channels innermost; the target has room for `padded` channels, whole vectors, zero beyond those."""
-    lanes = k.target.lanes(target.type)
+    """Planes to channels innermost; the target has room for `padded` channels, whole vectors, zero beyond those.
+
+    Where it holds pairs, those are of neighbouring pixels, the last of which may be zero.
+    """
+    lanes, unit = k.target.lanes(target.type), 2 if target.type is i32 else 1
     for n in k.range(images):
         for z, y, at_z, at_y, exists in box_lines(k, box, corner, size):
             place = n * view.image + k.where(exists, at_z * view.place[0] + at_y * view.place[1], 0)
@@ -207,10 +239,8 @@ def stage_turned(
                         line = source.at(place + k.least(channel, k.value(channels, i64) - 1) * view.channel)
                         rows.append(line[within(k, start, 0, high, lanes)])
                     count = lanes if at.mask is None else k.value(box[2], i64) - at.start
-                    for i, column in enumerate(turned(k, rows)):
-                        spot = goal.at((at.start + i) * staged.place[2] + j * lanes)
-                        if at.mask is None:
-                            spot[whole(0, lanes)] = column
-                            continue
-                        with k.when(k.value(i, i64) < count):
-                            spot[whole(0, lanes)] = column
+                    columns = turned(k, rows)
+                    for i in range(0, lanes, unit):
+                        spot = goal.at((at.start + i) // unit * staged.place[2] + j * lanes)
+                        with nullcontext() if at.mask is None else k.when(k.value(i, i64) < count):
+                            spot[whole(0, lanes)] = joined(k, columns[i : i + unit])

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..geometry import Geometry
-from ..jit.types import Type, i64
+from ..jit.convert import halves
+from ..jit.types import Type, i16, i32, i64
 from .tiles import (
     View,
     accumulate,
@@ -29,6 +30,12 @@ from .tiles import (
 
 if TYPE_CHECKING:
     from ..jit.trace import Pointer, Trace, Value
+
+
+def sparse(geometry: Geometry) -> tuple[bool, bool]:
+    """Whether rows and columns are read by single taps some elements apart: a few, so that shuffles find them."""
+    y, x = (k == 1 < s <= 4 for k, s in zip(geometry.kernel[1:], geometry.strides[1:], strict=True))
+    return y, x
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,25 @@ class WeightPlan:
     staged_dy: bool
     biased: bool
     type: Type
+    paired: bool = False  # whether two pixels of a row of bfloat16 are multiplied at once
+
+    @property
+    def unit(self) -> int:
+        """Pixels of a row that are multiplied at once."""
+        return 2 if self.paired else 1
+
+    @property
+    def compact(self) -> tuple[bool, bool]:
+        """On which of rows and columns the staged x has only what is read."""
+        y, x = sparse(self.geometry)
+        return (y, x) if self.staged_x and self.layout == "NCX" else (False, False)
+
+    @property
+    def x_steps(self) -> tuple[int, int]:
+        """How far what neighbouring outputs read is apart, in rows and in columns."""
+        pairs = zip(self.compact, self.geometry.strides[1:], strict=True)
+        y, x = (1 if compact else stride for compact, stride in pairs)
+        return y, x
 
     @property
     def taps(self) -> int:
@@ -88,12 +114,9 @@ class WeightPlan:
     @property
     def x_size(self) -> tuple[int, int, int]:
         """The input positions that a box reads."""
-        g, (_, y, x) = self.geometry, self.box
-        return (
-            g.extents[0],
-            (y - 1) * g.strides[1] + g.extents[1],
-            (x - 1) * g.strides[2] + g.extents[2],
-        )
+        g, (_, y, x), steps = self.geometry, self.box, self.x_steps
+        x = -(-x // self.unit) * self.unit
+        return g.extents[0], (y - 1) * steps[0] + g.extents[1], (x - 1) * steps[1] + g.extents[2]
 
     @property
     def x_view(self) -> View:
@@ -105,12 +128,13 @@ class WeightPlan:
 
     def dy_view(self, lanes: int) -> View:
         block, (_, y, x) = self.block(lanes), self.box
+        x = -(-x // self.unit)
         return View(y * x * block, 1, (y * x * block, x * block, block))
 
     def scratch(self, lanes: int) -> tuple[int, int]:
         """Elements of scratch memory: for dy, and for x."""
         images, y, x = self.box
-        dy = images * y * x * self.block(lanes) if self.staged_dy else 0
+        dy = images * y * -(-x // self.unit) * self.block(lanes) if self.staged_dy else 0
         return dy, self.box[0] * self.x_view.image + 64 if self.staged_x else 0
 
 
@@ -166,10 +190,11 @@ def weight_gradient(
             outputs, dy_view = dy_group.at(image * dy_whole.image), dy_whole
             if plan.staged_dy:
                 dy_view, size = plan.dy_view(lanes), (1, *plan.box[1:])
-                where = (outputs, dy_whole, g.output_size, images, left, corner, size, scratch, dy_view)
+                goal_of_dy = scratch.viewed(i32) if plan.paired else scratch
+                where = (outputs, dy_whole, g.output_size, images, left, corner, size, goal_of_dy, dy_view)
                 stage = stage_turned if plan.layout == "NCX" else stage_pixels
                 stage(k, *where, block)
-                outputs = scratch
+                outputs = goal_of_dy
             else:
                 outputs = outputs.at(dy_view.of(*corner))
             if plan.biased:
@@ -180,9 +205,14 @@ def weight_gradient(
             inputs, x_view = x_group.at(image * x_whole.image), x_whole
             if plan.staged_x:
                 x_view, padded = plan.x_view, scratch.at(dy_room)
+                if plan.paired:  # as it lies: a pair is any two neighbours
+                    inputs, padded = inputs.viewed(i16), padded.viewed(i16)
                 there = (inputs, x_whole, g.input_size, images, depth, begin, plan.x_size, padded, x_view)
                 if plan.layout == "NCX":
-                    stage_planes(k, *there)
+                    y_step, x_step = (
+                        stride if compact else 1 for stride, compact in zip(g.strides[1:], plan.compact, strict=True)
+                    )
+                    stage_planes(k, *there, (1, y_step, x_step))
                 else:
                     stage_pixels(k, *there, plan.depth)
                 inputs = padded
@@ -227,15 +257,14 @@ def _tile(
     writes: list[int], counts: tuple[Value | int, ...],
 ) -> None:  # fmt: skip
     """One register tile over the pixels of a box."""
-    lanes = k.target.lanes(goal.type)
-    strides = plan.geometry.strides
+    lanes, (y_step, x_step) = k.target.lanes(goal.type), plan.x_steps
     totals = new_totals(k, len(reads), plan.vectors, goal.type)
     for n in k.range(counts[0]):
         for row in k.range(counts[1]):
-            source = x.at(n * x_view.image + row * (strides[1] * x_view.place[1]))
+            source = x.at(n * x_view.image + row * (y_step * x_view.place[1]))
             line = dy.at(n * dy_view.image + row * dy_view.place[1])
-            for column in k.range(counts[2]):
-                here = source.at(column * (strides[2] * x_view.place[2]))
+            for column in k.range((counts[2] + (plan.unit - 1)) // plan.unit):
+                here = source.at(column * (plan.unit * x_step * x_view.place[2]))
                 accumulate(k, totals, here, reads, line.at(column * dy_view.place[2]))
     for row_of, place in zip(totals, writes, strict=True):
         for j, total in enumerate(row_of):
@@ -251,10 +280,12 @@ def _add_bias(
     totals = [k.var(0.0, bias.type, lanes) for _ in range(plan.vectors)]
     for n in k.range(images):
         for row in k.range(rows):
-            for column in k.range(columns):
+            for column in k.range((columns + (plan.unit - 1)) // plan.unit):
                 pixel = dy.at(n * view.image + row * view.place[1] + column * view.place[2])
                 for j, total in enumerate(totals):
-                    total += pixel[whole(j * lanes, lanes)]
+                    found = pixel[whole(j * lanes, lanes)]
+                    low, *high = halves(k, found) if plan.paired else (found,)
+                    total += low + high[0] if high else low
     for j, total in enumerate(totals):
         at = whole(j * lanes, lanes)
         bias[at] = bias[at] + total
