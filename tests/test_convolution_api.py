@@ -13,6 +13,7 @@ from convolution_problems import Problem, problem
 
 import backstroke as bs
 from backstroke.convolution import ConvGrads, conv, conv_grad, plan, reference
+from backstroke.jit import target
 
 P = problem(2, 4, 6, (5, 6), (3, 2), group=2, pads=((1, 0), (2, 1)), strides=(1, 2), dilations=(2, 1))
 NAMES = ("x", "w", "b")
@@ -487,3 +488,14 @@ def test_plan_says_what_is_chosen() -> None:
 def test_bad_plans(arguments: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         plan(*arguments, **{**P.options, **options})
+
+
+@pytest.mark.parametrize("name", target.runnable())
+def test_subnormal_bfloat16(name: str) -> None:
+    """Zeros to the instruction that multiplies pairs, numbers where there is none, and where it is not used."""
+    tiny = np.full((1, 6, 4, 5), 1e-39, BFLOAT16)
+    with target.using(name) as chosen:
+        found = {inputs: bs.conv(tiny[:, :inputs], np.full((3, inputs, 1, 1), 2, BFLOAT16)) for inputs in (5, 6)}
+    for inputs, y in found.items():
+        exact = (tiny[0, 0, 0, 0].astype(np.float64) * 2 * inputs).astype(BFLOAT16)
+        assert (y == (0 if chosen.has_pairs and inputs % 2 == 0 else exact)).all()

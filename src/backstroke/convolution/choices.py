@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..geometry import Geometry
@@ -80,9 +80,11 @@ class Choice:
     algorithm: str
     plan: Any
     cycles: float
+    others: tuple[tuple[str, float], ...] = field(default=(), compare=False)  # the best of the other algorithms
 
     def __repr__(self) -> str:
-        return f"{self.algorithm} (about {self.cycles / 1e6:.3g} million cycles)"
+        others = "".join(f"; {name} about {cycles / 1e6:.3g}" for name, cycles in self.others)
+        return f"{self.algorithm} (about {self.cycles / 1e6:.3g} million cycles{others})"
 
 
 def _turn(products: int, loads: int, fresh_bytes: int) -> float:
@@ -486,8 +488,11 @@ def forced() -> str:
 
 def best(table: dict[str, Callable[..., Iterator[tuple[Any, float]]]], only: str, *problem: Any) -> Choice:
     """The cheapest plan of all algorithms, or of one where it has any."""
-    found = [
-        Choice(name, plan, cycles) for name, offer in table.items() for plan, cycles in offer(*problem)
-    ]  # fmt: skip
-    wanted = [choice for choice in found if choice.algorithm == only] or found
-    return min(wanted, key=lambda choice: choice.cycles)
+    cheapest: dict[str, Choice] = {}
+    for name, offer in table.items():
+        for plan, cycles in offer(*problem):
+            if name not in cheapest or cycles < cheapest[name].cycles:
+                cheapest[name] = Choice(name, plan, cycles)
+    chosen = cheapest.get(only) or min(cheapest.values(), key=lambda choice: choice.cycles)
+    others = tuple((name, each.cycles) for name, each in cheapest.items() if each is not chosen)
+    return replace(chosen, others=others)
