@@ -128,6 +128,7 @@ KINDS = {
     "multiplier": problem(2, 5, 15, (8, 9), (3, 3), pads=1, strides=2, group=5),
     "grouped": problem(2, 12, 18, (7, 9), (3, 3), pads=1, group=3),
     "line": problem(3, 7, 20, (53,), (4,), pads=((3, 0),), dilations=2),
+    "patches": problem(2, 3, 17, (20, 33), (9, 11), pads=((1, 0), (2, 3)), strides=(9, 12)),
     "solid": problem(2, 3, 18, (4, 5, 6), (3, 2, 3), pads=1, strides=(1, 2, 1)),
 }
 

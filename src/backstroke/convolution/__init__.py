@@ -123,7 +123,7 @@ def plan(
     shapes = shapes_of(x, w, strides, pads, dilations, group, auto_pad, layout)
     if 0 in shapes.x or 0 in shapes.w:
         raise ValueError(f"x_shape, w_shape: {shapes.x} and {shapes.w} given, expected no empty arrays")
-    return plans.explain(shapes.x, shapes.w, shapes.geometry, shapes.group, shapes.layout, kind)
+    return plans.explain(shapes, kind)
 
 
 # ---- by shapes ------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from . import (
     depthwise_kernels,
     depthwise_pixels,
     packing,
+    patch_kernels,
     plane_kernels,
     sweeps,
     weight_kernels,
@@ -55,15 +56,13 @@ class Plan:
     dw: Choice
 
 
-def explain(
-    x_shape: tuple[int, ...], w_shape: tuple[int, ...], geometry: Geometry, group: int, layout: str, dtype: np.dtype
-) -> Plan:
+def explain(shapes: Shapes, dtype: np.dtype) -> Plan:
     """The plan for these shapes; nothing is compiled."""
-    key = (geometry, x_shape, w_shape, group, layout, arrays.TYPES[np.dtype(dtype)])
-    target, only = current(), choices.forced()
+    type, target, only = arrays.TYPES[np.dtype(dtype)], current(), choices.forced()
+    key = (shapes.geometry, shapes.x, shapes.w, shapes.group, shapes.layout, type)
     return Plan(
         _sweep_choice(*key, False, target, only),
-        _sweep_choice(*key, True, target, only),
+        _input_choice(shapes, type, target, only),
         _weight_choice(*key, True, True, target, only),
     )
 
@@ -254,8 +253,7 @@ def _gradients(
     results = {"d" + name: {"x": shapes.x, "w": shapes.w, "b": shapes.b}[name] for name in wrt}
     passes = []
     if "x" in wrt:
-        choice = _sweep_choice(*key, True, target, only)
-        passes.append(_sweep_turns(choice, shapes.w, True, "dy", "", "dx", target))
+        passes.append(_input_turns(shapes, arrays.TYPES[dtype], target, only))
     if "w" in wrt or "b" in wrt:
         choice = _weight_choice(*key, "w" in wrt, "b" in wrt, target, only)
         passes.append(_weight_turns(choice, shapes.w, target))
@@ -265,6 +263,28 @@ def _gradients(
 
 Pass = tuple[list[_Turn], dict[str, int], int]
 _SCRATCH = (("flags", i64), ("slots", i64))
+
+
+def _input_turns(shapes: Shapes, type: Type, target: Target, only: str) -> Pass:
+    """The nests of an input's gradient."""
+    patches = patch_kernels.patches_of(shapes)
+    choice = _input_choice(shapes, type, target, only)
+    if patches is None:
+        return _sweep_turns(choice, shapes.w, True, "dy", "", "dx", target)
+    turns, rooms, scratch = _sweep_turns(choice, patches.w, True, "dy", "", "patches", target)
+    geometry, channels = shapes.geometry.in_three(), _channels(shapes.x, shapes.layout)
+    place = _Turn(
+        patch_kernels.place_patches, patch_kernels.pieces(geometry, shapes.x[0], channels, shapes.layout),
+        (("patches", type), ("dx", type)),
+        {"geometry": geometry, "channels": channels, "groups": shapes.group, "layout": shapes.layout},
+    )  # fmt: skip
+    return [*turns, place], {**rooms, "patches": math.prod(patches.x) * type.bytes}, scratch
+
+
+def _input_choice(shapes: Shapes, type: Type, target: Target, only: str) -> Choice:
+    """How an input's gradient is swept, or the product of its patches."""
+    s = patch_kernels.patches_of(shapes) or shapes
+    return _sweep_choice(s.geometry, s.x, s.w, s.group, s.layout, type, True, target, only)
 
 
 def _sweep_turns(

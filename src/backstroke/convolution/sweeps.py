@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..errors import UnsupportedError
 from ..geometry import Geometry
 
-MOST_PHASES = 1024  # each is traced by itself: with a kernel of 16x16 and strides of 16, 256 take half a minute
+MOST_PHASES = 1024  # each is traced by itself: 256 of them take half a minute
 
 
 @dataclass(frozen=True)
