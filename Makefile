@@ -30,7 +30,7 @@ tour: $(VENV)/.demo
 	$(BIN)/backstroke tour
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

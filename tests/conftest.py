@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +14,13 @@ from pathlib import Path
 # the peers' environment; it comes last, so that onnxruntime stays today's.
 for folder in Path(os.environ.get("PEERS", ".nowhere")).glob("lib/python*/site-packages"):
     sys.path.append(str(folder.resolve()))
+# Whoever starts us in the background of a script has Ctrl-C ignored, by our children as well, who are asked for it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+# The workers of pytest-xdist share the cache of who started them.
+shared = os.environ.get("BACKSTROKE_CACHE_DIR") if "PYTEST_XDIST_WORKER" in os.environ else None
 for name in [name for name in os.environ if name.startswith("BACKSTROKE_") and name != "BACKSTROKE_TARGET"]:
     del os.environ[name]
-os.environ["BACKSTROKE_CACHE_DIR"] = tempfile.mkdtemp(prefix="backstroke-tests-")
-atexit.register(shutil.rmtree, os.environ["BACKSTROKE_CACHE_DIR"], ignore_errors=True)
+os.environ["BACKSTROKE_CACHE_DIR"] = shared or tempfile.mkdtemp(prefix="backstroke-tests-")
+if not shared:
+    atexit.register(shutil.rmtree, os.environ["BACKSTROKE_CACHE_DIR"], ignore_errors=True)
