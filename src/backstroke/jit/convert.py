@@ -98,7 +98,11 @@ def halves(k: Trace, x: Value) -> tuple[Value, Value]:
 
 
 def add_products(k: Trace, a: Value, b: Value, total: Value) -> Value:
-    """`total + low(a) low(b) + high(a) high(b)` of 16 pairs; the instruction takes subnormal numbers for zeros."""
+    """`total + low(a) low(b) + high(a) high(b)` of pairs; the instruction takes subnormal numbers for zeros."""
+    if total.lanes != 16 or not k.target.has_pairs:
+        for first, second in zip(halves(k, a), halves(k, b), strict=True):
+            total = k.muladd(first, second, total)
+        return total
     kind = ir.VectorType(_BFloat(), 32)
     operands = [total.ir, *(k.builder.bitcast(x.ir, kind) for x in (a, b))]
     return k.wrap(k.intrinsic("x86.avx512bf16.dpbf16ps.512", total.ir.type, operands), f32, 16)
