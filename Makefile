@@ -42,7 +42,7 @@ check: $(VENV)/.dev
 # Every op of every dialect against the system it speaks for; what cannot be installed is skipped and says why.
 conformance: $(PEERS)/.made $(VENV)/.dev
 	-$(PEERS)/bin/python -m peers.tfjs
-	$(PEERS)/bin/python -m pytest -q -n 2 tests/conformance tests/graph/test_gradient_model.py
+	$(PEERS)/bin/python -m pytest -q -n 2 tests/conformance tests/graph/test_gradient_model.py tests/test_interop_torch.py tests/test_peers_convolution.py
 	PEERS=$(PEERS) $(BIN)/python -m pytest -q -n 2 tests/graph/test_networks.py tests/training/test_curves.py tests/training/test_losses.py tests/training/test_optimizers.py
 
 # The long way: ROBUSTNESS_SECONDS of random calls, five minutes of eight threads, every kernel under valgrind.
