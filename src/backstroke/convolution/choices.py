@@ -410,12 +410,14 @@ def _pixels(sweep: Sweep, problem: Problem, target: Target, biased: int = 0) -> 
     return plan, vectors * cycles + plan.pieces() * c.tile
 
 
-def _rows_cycles(rows: Rows, planes: int, vectors: int, taps: int, lanes: int) -> float:
-    """What staging planes and multiplying their rows, so many vectors of a plane, is believed to take."""
+def _rows_cycles(rows: Rows, planes: int, lanes: int) -> float:
+    """What staging planes and multiplying their rows is believed to take."""
     c = CONSTANTS
     bands = -(-rows.sweep.output_size[1] // rows.band)
-    staged = bands * rows.elements(lanes) / lanes * (c.turn + 1)
-    return planes * (staged + vectors * (taps * c.shifted + 2 * c.turn) + bands * c.tile)
+    cycles = bands * (rows.elements(lanes) / lanes * (c.turn + 1) + c.tile)
+    for phase in rows.sweep.phases:
+        cycles += phase[1].size * -(-phase[2].size // lanes) * (tap_count(phase) * c.shifted + 2 * c.turn)
+    return planes * cycles
 
 
 def depthwise_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tuple[DepthwisePlan | Pixels, float]]:
@@ -434,12 +436,8 @@ def depthwise_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[
     rows = depthwise_kernels.rows_of(sweep, lanes, c.strip_bytes // problem.bytes)
     share = max(1, min(-(-planes // (c.pieces * 4)), c.stage_bytes // (rows.elements(lanes) * problem.bytes)))
     plan = DepthwisePlan(rows, problem.images, problem.groups, share, problem.type)
-    cycles = 0.0
-    for phase in sweep.phases:
-        vectors = phase[1].size * -(-phase[2].size // lanes)
-        cycles += _rows_cycles(rows, planes, vectors, tap_count(phase), lanes) / len(sweep.phases)
     weaving = planes * math.prod(sweep.output_size) * (c.kept if sweep.spread[2] > 1 else 0.0)
-    yield plan, cycles * len(sweep.phases) ** 0.5 + weaving
+    yield plan, _rows_cycles(rows, planes, lanes) + weaving
 
 
 def depthwise_weight_plans(
@@ -460,8 +458,7 @@ def depthwise_weight_plans(
     rows = depthwise_kernels.rows_of(sweep, lanes, c.strip_bytes // problem.bytes)
     channels = -(-problem.groups // (c.pieces * 8))
     plan = DepthwiseWeightPlan(rows, problem.images, problem.groups, channels, biased, problem.type)
-    vectors = geometry.output_size[1] * -(-geometry.output_size[2] // lanes)
-    yield plan, _rows_cycles(rows, problem.images * problem.groups, vectors, sweep.taps, lanes)
+    yield plan, _rows_cycles(rows, problem.images * problem.groups, lanes)
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------

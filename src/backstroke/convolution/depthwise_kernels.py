@@ -12,9 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..geometry import Geometry
 from ..jit.types import Type
-from . import sweeps
 from .plane_kernels import some_count, weave
 from .sweeps import Phase, Sweep
 from .tiles import least, parted, whole, within
@@ -213,8 +211,3 @@ def rows_of(sweep: Sweep, lanes: int, most: int) -> Rows:
     while band > unit and Rows(sweep, band).elements(lanes) > most:
         band = max(unit, -(-band // unit // 2) * unit)
     return Rows(sweep, band)
-
-
-def forward_rows(geometry: Geometry, lanes: int, most: int) -> Rows:
-    """The rows of x as the forward pass reads them."""
-    return rows_of(sweeps.forward(geometry), lanes, most)

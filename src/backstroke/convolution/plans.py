@@ -158,12 +158,15 @@ def with_parts(k: Trace, piece: Value, *arguments: Any, nest: Nest, parts: tuple
 
 @dataclass(frozen=True)
 class _Turn:
-    """A nest of a call. Its parts are named; those in `rooms` are working memory of so many bytes."""
+    """A nest of a call. Its parts are named: arrays of the call, rooms of its pass, and the threads' scratch memory."""
 
     nest: Nest
     pieces: int
     parts: Parts
     constants: dict[str, Any]
+
+
+Pass = tuple[list[_Turn], dict[str, int], int]  # nests, rooms between them in bytes, scratch bytes of a thread
 
 
 class Call:
@@ -174,9 +177,9 @@ class Call:
 
     def __init__(
         self, inputs: dict[str, Shape], outputs: dict[str, Shape], dtype: np.dtype,
-        passes: Sequence[tuple[list[_Turn], dict[str, int], int]], operations: int,
+        passes: Sequence[Pass], operations: int,
     ) -> None:  # fmt: skip
-        """`passes` follow one another and share working memory: turns, rooms in bytes, scratch bytes of a thread."""
+        """`passes` follow one another and share working memory."""
         slots, work = pool.threads, 0
         names = [*inputs, "work", *outputs]
         steps = []
@@ -208,7 +211,7 @@ class Call:
             shapes, params, (first + -first % _LINE, slots), steps, written=1 + len(outputs),
             at_once=operations <= AT_ONCE,
         )  # fmt: skip
-        self.call, self._inputs = self._prepared.call, len(inputs)
+        self.call = self._prepared.call
         self.work = self._maker((self.work_bytes,), np.dtype(np.uint8))
         self.results = [self._maker(shape, dtype) for shape in outputs.values()]
 
@@ -261,7 +264,6 @@ def _gradients(
     return Call(whole, results, dtype, passes, operations), tuple(whole)
 
 
-Pass = tuple[list[_Turn], dict[str, int], int]
 _SCRATCH = (("flags", i64), ("slots", i64))
 
 
