@@ -6,6 +6,9 @@ What is bad input is in `test_pooling_bad_input.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Any
 
 import ml_dtypes
@@ -358,6 +361,62 @@ def test_indices_outside_their_own_plane(shift: int) -> None:
     assert np.array_equal(bs.max_pool_grad(dy, moved, x.shape), reference.max_pool_grad(dy, moved, x.shape))
     mixed = rng.permutation(moved.ravel()).reshape(moved.shape)
     assert np.array_equal(bs.max_pool_grad(dy, mixed, x.shape), reference.max_pool_grad(dy, mixed, x.shape))
+
+
+ORDERS: dict[str, Callable[[np.random.Generator, np.ndarray], np.ndarray]] = {
+    "sorted": lambda rng, a: np.sort(a),
+    "nearly sorted": lambda rng, a: np.sort(a).reshape(-1, 50)[:, rng.permutation(50)].ravel(),
+    "falling": lambda rng, a: np.sort(a)[::-1],
+    "any": lambda rng, a: a,
+    "one far away": lambda rng, a: np.concatenate([a[-1:], np.sort(a)[1:-1], a[:1]]),
+    "a gap": lambda rng, a: np.sort(np.where(a < 50_000, a // 4, a)),
+    "one place": lambda rng, a: np.full_like(a, 77_777),
+}
+
+
+@every_type
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("shape", [(100_003,), (1, 3, 100_003), (5, 100, 3, 67)], ids=str)
+@pytest.mark.parametrize("name", target.runnable())
+def test_indices_in_any_order(dtype: np.dtype, order: str, shape: tuple[int, ...], name: str) -> None:
+    """Where a ring can follow them and where it cannot; with outputs that begin anywhere in a line of memory."""
+    rng, size = np.random.default_rng(8), math.prod(shape)
+    indices = ORDERS[order](rng, rng.integers(0, size, 20_000)).reshape(1, -1)
+    dy = rng.integers(-2, 3, indices.shape).astype(dtype)
+    want = reference.max_pool_grad(dy, indices, shape)
+    with target.using(name):
+        for always in (False, True):
+            out = Guarded(shape, dtype, 5)
+            with streaming(always):
+                bs.max_pool_grad(dy, indices, shape, out=out.array)
+            assert out.intact()
+            assert np.array_equal(out.array.astype(np.float64), want)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_indices_that_change_meanwhile(always: bool) -> None:
+    """Another thread writes into the array of indices: the sums may be anything, nothing else is touched."""
+    shape = (4, 4, 128, 128)
+    _, indices = bs.max_pool(normal(np.random.default_rng(9), shape, np.dtype(np.float32)), 2, return_indices=True)
+    dy, out, right, stop = np.ones(indices.shape, np.float32), Guarded(shape, np.float32), indices.copy(), Event()
+
+    def spoil() -> None:
+        while not stop.is_set():
+            for bad in (2**62, -1, -(2**63), 2**31):
+                indices[...] = bad
+                indices[...] = right
+
+    thread = Thread(target=spoil)
+    thread.start()
+    try:
+        with streaming(always):
+            for _ in range(300):
+                with suppress(ValueError):  # where a bad one was seen in time
+                    bs.max_pool_grad(dy, indices, shape, out=out.array)
+    finally:
+        stop.set()
+        thread.join()
+    assert out.intact()
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -61,7 +61,7 @@ def max_pool_grad(dy: Any, indices: Any, input_shape: Sequence[int], *, out: Any
     plan = known.find(key)
     if plan is not None:
         result = plan.empty() if out is None else out
-        if plan.call(dy, indices, result):
+        if plan.call(dy, indices, plan.work(), result):
             return result
     gradient, places = arrays.floating("dy", dy), arrays.array("indices", indices)
     shape = integers("input_shape", input_shape, None, 0)
@@ -79,7 +79,7 @@ def max_pool_grad(dy: Any, indices: Any, input_shape: Sequence[int], *, out: Any
     plan = plans.scatter(gradient.shape, gradient.dtype, shape) if math.prod(shape) else None
     if out is None:
         result = arrays.result(None, shape, gradient.dtype, {})
-    if plan is None or not plan.run(gradient, places, result):
+    if plan is None or not plan.run(gradient, places, plan.work(), result):
         flat, size = places.reshape(-1), math.prod(shape)
         outside = np.flatnonzero((flat < 0) | (flat >= size))
         position = int(outside[0]) if outside.size else 0

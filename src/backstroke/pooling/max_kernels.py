@@ -1,4 +1,4 @@
-"""Max pooling and its gradient: find each window's winner, or be told it, and add dY there.
+"""Max pooling, and its gradient from the input: find each window's winner, and add dY there.
 
 `winners` scans a window in order with a strict >, from -infinity: the first maximum wins, NaN and padding never do.
 Channels in planes (NCX): the vector is `lanes` neighbouring outputs of a row, whose taps are loaded in strides by
@@ -17,110 +17,12 @@ from ..geometry import Geometry
 from ..jit.stage import Stage, group
 from ..jit.types import Type, i32, i64
 from .mean_kernels import MOST_STRIDES, MOST_TAPS, channel_tiles, count_of, taps, whole_lanes, windows_over
+from .sums import clear, deliver
 
 if TYPE_CHECKING:
     from ..jit.trace import Lanes, Pointer, Trace, Value
 
-CHUNK = 128  # gradients whose indices are summed up by their least and largest
-BLOCK = 16  # of them are one cache line of float32
-AHEAD = 512  # so far ahead they are asked for
 INFINITY = float("inf")
-
-
-# ---- from indices ---------------------------------------------------------------------------------------------------
-
-
-def survey(
-    k: Trace, piece: Value, dy: Pointer, indices: Pointer, dx: Pointer, status: Pointer, size: Value, dx_size: Value,
-    chunks: Value, segments: Value, ranges: Pointer, *_: Any, per_piece: int,
-) -> None:  # fmt: skip
-    """The least and the largest index of each chunk; a piece is `per_piece` chunks."""
-    lanes = k.target.vector_bytes // 8
-    first = piece * per_piece
-    for chunk in k.range(first, k.least(first + per_piece, chunks)):
-        start = chunk * CHUNK
-        low, high = (k.var(k.spread(indices[start], lanes)) for _ in range(2))
-        for at in k.vectors(start, k.least(start + CHUNK, size), lanes=lanes, unroll=4):
-            found = indices[at]
-            if at.mask is not None:
-                found = k.where(at.mask, found, low.read())
-            low.set(k.least(found, low))
-            high.set(k.most(high, found if at.mask is None else k.where(at.mask, indices[at], high.read())))
-        ranges[2 * chunk] = k.smallest(low)
-        ranges[2 * chunk + 1] = 0 - k.smallest(0 - high.read())
-
-
-def assign(
-    k: Trace, piece: Value, dy: Pointer, indices: Pointer, dx: Pointer, status: Pointer, size: Value, dx_size: Value,
-    chunks: Value, segments: Value, ranges: Pointer, spans: Pointer, *_: Any, segment: int,
-) -> None:  # fmt: skip
-    """For each segment of dX the first chunk that reaches into it, and the last; the status tells of an index that is
-    out of range. One piece."""
-    for s in k.range(segments):
-        spans[2 * s] = chunks
-        spans[2 * s + 1] = k.value(-1, i64)
-    for chunk in k.range(chunks):
-        low, high = ranges[2 * chunk], ranges[2 * chunk + 1]
-        inside = (low >= 0) & (high < dx_size)
-        with k.when(k.no(inside)):
-            status[0] = k.value(1, i64)
-        with k.when(inside):
-            for s in k.range(low // segment, high // segment + 1):
-                spans[2 * s] = k.least(spans[2 * s], chunk)
-                spans[2 * s + 1] = chunk
-
-
-def scatter(
-    k: Trace, piece: Value, dy: Pointer, indices: Pointer, dx: Pointer, status: Pointer, size: Value, dx_size: Value,
-    chunks: Value, segments: Value, ranges: Pointer, spans: Pointer, flags: Pointer, slots: Value, memory: Pointer, *,
-    segment: int, direct: bool, type: Type, sums: Type, stream: bool,
-) -> None:  # fmt: skip
-    """dX, a segment a piece: the chunks that reach into it are walked in order. With `direct` dX is added up where it
-    lies, otherwise in scratch memory."""
-    first = piece * segment
-    count = k.least(segment, dx_size - first)
-
-    def fill(totals: Pointer) -> None:
-        _clear(k, totals, count, sums)
-        for chunk in k.range(spans[2 * piece], spans[2 * piece + 1] + 1):
-            with k.when((ranges[2 * chunk] < first + count) & (ranges[2 * chunk + 1] >= first)):
-                start = chunk * CHUNK
-                _add_chunk(k, totals, dy.at(start), indices.at(start), k.least(CHUNK, size - start), first, count)
-
-    if direct:
-        fill(dx.at(first))
-        return
-    with k.borrowed(flags, slots, memory, segment + PADDING) as totals:
-        fill(totals)
-        _deliver(k, totals, dx.at(first), count, type, sums, stream)
-
-
-def _add_chunk(
-    k: Trace, totals: Pointer, dy: Pointer, indices: Pointer, size: Value, first: Value, count: Value
-) -> None:
-    """Add a chunk of gradients where its indices say, if that is in this segment.
-
-    Between two segments nothing is read for a while, so that the hardware's own prefetching is not enough.
-    """
-    nowhere = k.stack(totals.type, 1)
-
-    def add(at: Value) -> None:
-        place = indices[at] - first
-        there = totals.address + place * totals.type.bytes
-        spot = k.dereference(k.where(k.below(place, count), there, nowhere.address), totals.type)
-        spot[0] = spot[0] + k.to(totals.type, dy[at])
-
-    whole = size == CHUNK
-    with k.when(whole):
-        for block in k.range(0, CHUNK, BLOCK):
-            for i in range(0, BLOCK, 8):
-                k.prefetch(indices.at(block + (AHEAD + i)))
-            k.prefetch(dy.at(block + AHEAD))
-            for i in range(BLOCK):
-                add(block + i)
-    with k.when(k.no(whole)):
-        for at in k.range(size):
-            add(at)
 
 
 PADDING = 64  # elements behind a segment's scratch memory; the first of them takes what falls outside
@@ -129,20 +31,6 @@ PADDING = 64  # elements behind a segment's scratch memory; the first of them ta
 def _inside(k: Trace, place: Value, count: Value) -> Value:
     """The place in the segment, or the element behind it."""
     return k.where(k.below(place, count), place, count)
-
-
-def _clear(k: Trace, totals: Pointer, count: Value, sums: Type) -> None:
-    lanes = k.target.lanes(sums)
-    # LLVM would call the C library for zeros that it sees, and that may put them past the caches.
-    zeros = k.opaque(k.value(0.0, sums, lanes))
-    for at in k.vectors(count, lanes=lanes, unroll=4):
-        totals[at] = zeros
-
-
-def _deliver(k: Trace, totals: Pointer, dx: Pointer, count: Value, type: Type, sums: Type, stream: bool) -> None:
-    lanes = k.target.lanes(sums)
-    for at in k.vectors(count, lanes=lanes, unroll=4, align=dx if stream else None):
-        dx.store(at, k.to(type.compute, totals[at]), stream=stream)
 
 
 # ---- from the input, planes -----------------------------------------------------------------------------------------
@@ -240,7 +128,7 @@ def max_grad_planes(
     if axis < 2:
         over[axis] = _outputs_over(k, geometry, axis, first, last)
     with k.borrowed(flags, slots, memory, band * slice_size + PADDING) as totals:
-        _clear(k, totals, count, sums)
+        clear(k, totals, count)
         spots = k.stack(i32, lanes)
         for a in k.range(*over[0]):
             for b in k.range(*over[1]):
@@ -251,7 +139,7 @@ def max_grad_planes(
                     for lane in k.range(left):
                         spot = _inside(k, k.to(i64, spots[lane]) - origin, count)
                         totals[spot] = totals[spot] + k.to(sums, line[at.start + lane])
-        _deliver(k, totals, dx.at(plane * count_of(inputs) + origin), count, type, sums, stream)
+        deliver(k, totals, dx.at(plane * count_of(inputs) + origin), count, stream)
 
 
 def _outputs_over(k: Trace, geometry: Geometry, axis: int, first: Value, last: Value) -> tuple[Value, Value]:

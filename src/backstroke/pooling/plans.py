@@ -18,11 +18,12 @@ from ..jit import compile as compiler
 from ..jit import stage
 from ..jit.prepared import Prepared, Step
 from ..jit.target import current
-from ..jit.types import Param, Type, f32, f64, i32, i64, pointer, scalar
-from . import max_kernels, mean_kernels
+from ..jit.types import Param, Type, f32, f64, i16, i32, i64, pointer, scalar
+from . import index_kernels, max_kernels, mean_kernels
 
 SEGMENT = 32768  # elements of dX that are worked on at a time
 LEAST_PIECES = 16  # where the tensor has so many planes or images
+MOST_RING = 1 << 20  # elements of the memory that moves along dX
 AT_ONCE = 16384  # elements that are not worth waking anybody for
 _SLOTS = 64  # threads that may work in scratch memory at once; more wait for each other
 _DTYPES: dict[Type, np.dtype] = {f32: np.dtype(np.float32), f64: np.dtype(np.float64), i32: np.dtype(np.int32)}
@@ -30,7 +31,10 @@ Shape = tuple[int, ...]
 
 
 class Plan:
-    """Kernels that are ready to run on arrays of known shapes and types."""
+    """Kernels that are ready to run on arrays of known shapes and types.
+
+    `empty()` makes the last of them, the result, and `work()` the one before, where that is working memory.
+    """
 
     def __init__(
         self,
@@ -39,25 +43,25 @@ class Plan:
         constants: Sequence[int | float],
         steps: Sequence[Step],
         keep: Any,
-        *,
-        again: Callable[[], Plan] | None = None,
         **how: Any,
     ) -> None:
         params = [*(pointer(arrays.TYPES.get(dtype, i64)) for _, dtype in shapes), pointer(i64), *params]
         self._prepared, self._keep = Prepared(shapes, params, constants, steps, **how), keep
         self.call, self.shape, self.dtype = self._prepared.call, *shapes[-1]
-        self._again = again  # makes a plan like this, where two calls must not share one
-        size = math.prod(self.shape) * self.dtype.itemsize
-        make = np.empty if size < memory.SMALLEST else memory.pool.empty
-        self.empty = functools.partial(make, self.shape, self.dtype)
+        self.empty, self.work = _maker(*shapes[-1]), _maker(*shapes[-2])
 
     def run(self, *given: np.ndarray) -> bool:
         """Run on arrays of these shapes and types, wherever they lie; those to write are dense."""
         if self.call(*given):
             return True
         dense = [_dense(x) for x in given]
-        own = self._again() if self._again else self
-        return own._prepared.run(*map(arrays.address, dense))
+        return self._prepared.run(*map(arrays.address, dense))
+
+
+def _maker(shape: Shape, dtype: np.dtype) -> Callable[[], np.ndarray]:
+    """What makes arrays of this kind."""
+    make = np.empty if math.prod(shape) * dtype.itemsize < memory.SMALLEST else memory.pool.empty
+    return functools.partial(make, shape, dtype)
 
 
 @known.kept
@@ -253,50 +257,70 @@ def max_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, dou
     return Plan(every, more, [arrays.address(covering), *constants], [step], (keep, covering), at_once=at_once)
 
 
+def _has_planes(dy: Shape, shape: Shape) -> bool:
+    """Whether the arrays look as if channels came first."""
+    return len(dy) == len(shape) > 2 and dy[:2] == shape[:2] and dy[2:] != shape[2:]
+
+
+def _is_small(dy: Shape, shape: Shape) -> bool:
+    """Whether a gradient by indices is not worth waking anybody for."""
+    return math.prod(shape) + 2 * math.prod(dy) <= AT_ONCE
+
+
 def _segment(dy: Shape, shape: Shape) -> int:
-    """How many elements of dX are worked on at a time.
+    """How many elements of dX are added up at a time where they lie.
 
     Whole planes or images, if the arrays look as if they had some; else as many as fit in the second cache. A segment
     reads all gradients that may reach into it, so that small ones would read the same gradients again and again.
     """
     size = math.prod(shape)
-    planes = len(dy) == len(shape) > 2 and dy[:2] == shape[:2] and dy[2:] != shape[2:]
+    if _is_small(dy, shape):
+        return size
+    planes = _has_planes(dy, shape)
     unit = math.prod(shape[2:] if planes else shape[1:])
-    target = SEGMENT if planes and unit <= SEGMENT else 8 * SEGMENT
+    target = SEGMENT if planes and unit <= SEGMENT else 16 * SEGMENT
     if unit <= target:
         return max(1, min(target // unit, size // unit // LEAST_PIECES)) * unit
     return -(-unit // -(-unit // target))
 
 
-def _scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
-    """The gradient of maxima by their indices: (dy, indices, dx). It stops before anything is written where an index is
-    out of range."""
+def _ring(dy: Shape, shape: Shape) -> tuple[int, int]:
+    """(how far the windows of a chunk may be apart, the largest ring that is made for them), in elements: a guess, as
+    windows of neighbours see some rows. Where it is wrong, another nest does the work."""
+    rows = 4 * math.prod(shape[3 if _has_planes(dy, shape) else 2 :])
+    chunk = index_kernels.CHUNK * math.prod(shape) // math.prod(dy)
+    wanted = rows + 2 * index_kernels.BLOCK * chunk
+    return rows + chunk, min(MOST_RING, 1 << max(wanted, index_kernels.LEAST_RING).bit_length())
+
+
+@known.kept
+def scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
+    """The gradient of maxima by their indices: (dy, indices, working memory, dx). It stops before dx is written where
+    an index is out of range."""
     count, size = math.prod(dy), math.prod(shape)
     type, sums = arrays.TYPES[dtype], arrays.TYPES[dtype].compute
-    segment = _segment(dy, shape)
     direct = type is sums and not _is_large(shape, dtype)
-    chunks, segments = -(-count // max_kernels.CHUNK), -(-size // segment)
-    ranges, spans = np.zeros((chunks, 2), np.int64), np.zeros((segments, 2), np.int64)
-    borrowed, scratch, keep = _borrowed(segment + max_kernels.PADDING, sums)
-    more = [*[scalar()] * 4, *[pointer(i64)] * 2, *borrowed]
-    constants = [count, size, chunks, segments, arrays.address(ranges), arrays.address(spans), *scratch]
-    params = _params([dtype, np.dtype(np.int64), dtype], more)
-    per_piece = 64
-    survey = compiler.kernel(max_kernels.survey, *params, per_piece=per_piece)
-    assign = compiler.kernel(max_kernels.assign, *params, segment=segment)
-    options: dict[str, Any] = {"segment": segment, "direct": direct, "sums": sums, "shape": shape, "dtype": dtype}
-    steps = [
-        Step(survey, -(-chunks // per_piece)),
-        Step(assign, 1),
-        _step(max_kernels.scatter, params, segments, row=1, **options),
-    ]
-    every = [(dy, dtype), (dy, np.dtype(np.int64)), (shape, dtype)]
-    at_once = size + 2 * count <= AT_ONCE
-    again = functools.partial(_scatter, dy, dtype, shape)
-    return Plan(every, more, constants, steps, (keep, ranges, spans), alone=True, at_once=at_once, again=again)
-
-
-scatter = known.kept(_scatter)
+    apart, ring = _ring(dy, shape)
+    near = i16 if apart <= 1 << i16.bits else i32
+    segment = _segment(dy, shape) if direct else min(max(8 * SEGMENT, 8 * ring), -(-size // LEAST_PIECES))
+    chunks, segments = index_kernels.chunks_of(count), -(-size // segment)
+    room = max(segment, ring) + index_kernels.LINE
+    borrowed, scratch, keep = _borrowed(room, sums)
+    more = [*[scalar()] * 4, *borrowed]
+    constants = [count, size, chunks, segments, *scratch]
+    work = (index_kernels.work_words(count, segments, near),)
+    every = [(dy, dtype), (dy, np.dtype(np.int64)), (work, np.dtype(np.int64)), (shape, dtype)]
+    params = _params([each for _, each in every], more)
+    far = index_kernels.near_bytes(count, near) > memory.large_output(inputs=1)
+    known: dict[str, Any] = {"near": near, "segment": segment}
+    sizes: dict[str, Any] = {**known, "room": room, "sums": sums, "row": 1, "shape": shape, "dtype": dtype}
+    survey = compiler.kernel(index_kernels.survey, *params, near=near, stream=far)
+    assign = compiler.kernel(index_kernels.assign, *params, **known, ring=0 if direct else ring)
+    steps = [Step(survey, index_kernels.blocks_of(count)), Step(assign, 1)]
+    if not direct:
+        steps.append(_step(index_kernels.slide, params, segments, **sizes))
+    steps.append(_step(index_kernels.scatter, params, segments, direct=direct, **sizes))
+    return Plan(every, more, constants, steps, keep, written=2, alone=True, at_once=_is_small(dy, shape))
 
 
 __all__ = ["Plan", "max_grad", "maxima", "mean", "mean_grad", "scatter"]
