@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 INFINITY = float("inf")
 
 
-PADDING = 64  # elements behind a segment's scratch memory; the first of them takes what falls outside
-
-
-def _inside(k: Trace, place: Value, count: Value) -> Value:
-    """The place in the segment, or the element behind it."""
-    return k.where(k.below(place, count), place, count)
+PADDING = 64  # elements behind a segment's scratch memory; the first of them takes what is for nobody here
 
 
 # ---- from the input, planes -----------------------------------------------------------------------------------------
@@ -129,16 +124,22 @@ def max_grad_planes(
         over[axis] = _outputs_over(k, geometry, axis, first, last)
     with k.borrowed(flags, slots, memory, band * slice_size + PADDING) as totals:
         clear(k, totals, count)
-        spots = k.stack(i32, lanes)
+        # Where the gradients of a vector go, and they themselves.
+        spots, gradients = k.stack(i32, lanes), k.stack(sums, lanes)
         for a in k.range(*over[0]):
             for b in k.range(*over[1]):
                 line = dy_plane.at((a * outputs[1] + b) * outputs[2])
                 for _, places, at in _row_winners(k, x_plane, (a, b), geometry, type):
-                    spots[whole_lanes(0, places.lanes)] = places
-                    left = places.lanes if at.mask is None else k.least(outputs[2] - at.start, places.lanes)
-                    for lane in k.range(left):
-                        spot = _inside(k, k.to(i64, spots[lane]) - origin, count)
-                        totals[spot] = totals[spot] + k.to(sums, line[at.start + lane])
+                    whole = whole_lanes(0, places.lanes)
+                    there = places - k.to(i32, origin)
+                    inside = k.below(there, k.to(i32, count))
+                    if at.mask is not None:
+                        inside &= at.mask
+                    spots[whole] = k.where(inside, there, k.to(i32, count))
+                    gradients[whole] = k.to(sums, line[at])
+                    for lane in range(places.lanes):
+                        spot = k.to(i64, spots[lane])
+                        totals[spot] = totals[spot] + gradients[lane]
         deliver(k, totals, dx.at(plane * count_of(inputs) + origin), count, stream)
 
 
