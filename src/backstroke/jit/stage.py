@@ -23,6 +23,11 @@ def group(unit: int, type: Type) -> int:
     return max(1, _BYTES // (unit * type.bytes))
 
 
+def raw(type: Type) -> Type:
+    """What elements are while they are only moved."""
+    return _RAW[type.bytes]
+
+
 def too_long(unit: int, type: Type) -> bool:
     """Whether even one unit is too much."""
     return unit * type.bytes > _MOST_BYTES
@@ -37,7 +42,7 @@ class Stage:
 
     def __init__(self, k: Trace, target: Pointer, most: int, *, stream: bool) -> None:
         self._k, self._stream, self._type = k, stream, target.type
-        self._raw = _RAW[target.type.bytes]
+        self._raw = raw(target.type)
         self._line = k.target.vector_bytes // target.type.bytes
         if not stream:
             self._place = k.var(target.address)

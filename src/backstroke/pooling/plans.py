@@ -19,10 +19,11 @@ from ..jit import stage
 from ..jit.prepared import Prepared, Step
 from ..jit.target import current
 from ..jit.types import Param, Type, f32, f64, i32, i64, pointer, scalar
-from . import max_kernels, mean_kernels
+from . import max_kernels, mean_kernels, turned_kernels
 
 SEGMENT = 32768  # elements of dX that are worked on at a time
 LEAST_PIECES = 16  # where the tensor has so many planes or images
+TURNED = 32768  # elements of planes that are turned at a time
 AT_ONCE = 16384  # elements that are not worth waking anybody for
 _SLOTS = 64  # threads that may work in scratch memory at once; more wait for each other
 _DTYPES: dict[Type, np.dtype] = {f32: np.dtype(np.float32), f64: np.dtype(np.float64), i32: np.dtype(np.int32)}
@@ -165,11 +166,64 @@ def mean_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counte
         build = mean_kernels.mean_grad_channels
         step = _step(build, _params([dtype] * 2, more), pieces, row=channels, channels=channels, **options)
         return Plan(both, more, constants, [step], keep, at_once=at_once)
+    if _turns(three, items, current().lanes(sums)):
+        return _turned(both, three, items, sums, uniform, (weights, classes))
     columns = covering[-three.covering(2).size :] if covering.size else covering
     scratch = _borrowed(2 * mean_kernels.row_scratch(three, current().lanes(sums))[1], sums)
     more, constants = [*more, pointer(i64), *scratch[0]], [*constants, arrays.address(columns), *scratch[1]]
     step = _step(mean_kernels.mean_grad_planes, _params([dtype] * 2, more), pieces, row=width, **options)
     return Plan(both, more, constants, [step], (keep, scratch), at_once=at_once)
+
+
+def _turns(geometry: Geometry, items: int, lanes: int) -> bool:
+    """Whether planes are better turned on their side: there are enough of them, and their rows are short."""
+    columns = max(geometry.input_size[2], geometry.output_size[2])
+    return items > lanes // 4 and math.prod(geometry.output_size) > 0 and columns <= turned_kernels.MOST_COLUMNS
+
+
+def _turned(
+    both: list[tuple[Shape, np.dtype]], geometry: Geometry, items: int, sums: Type, uniform: float,
+    keep: tuple[np.ndarray, np.ndarray],
+) -> Plan:  # fmt: skip
+    (shape, dtype), lanes = both[-1], current().lanes(sums)
+    over = _rows_over(geometry)
+    rows, width = len(over), geometry.input_size[2]
+    # A band is made of whole slices of the first axis: their windows are next to each other in dY.
+    unit = geometry.input_size[1] if geometry.input_size[0] > 1 else 1
+    slices = -(-rows // unit)
+    band = -(-slices // -(-slices * unit * width * lanes // TURNED)) * unit
+    spans = np.array([_span(over[i : i + band]) for i in range(0, rows, band)], np.int64) * geometry.output_size[2]
+    span = int((spans[:, 1] - spans[:, 0]).max())
+    groups, bands = -(-items // lanes), len(spans)
+    # More groups in a piece than its size asks for, where there are plenty: it is the next one that is prefetched.
+    batch = max(1, SEGMENT // (rows * width * lanes), min(16, groups // 32)) if bands == 1 else 1
+    tables = (*keep, over, spans)
+    scratch = _borrowed(turned_kernels.scratch_size(span, band * width, lanes), sums)
+    more = [pointer(sums), *[pointer(i64)] * 3, scalar(), *scratch[0]]
+    constants = [*map(arrays.address, tables), items, *scratch[1]]
+    options: dict[str, Any] = {"geometry": geometry, "band": band, "batch": batch, "reach": over.shape[1] - 1}
+    options |= {"span": span, "uniform": uniform, "ragged": items % lanes > 0, "sums": sums}
+    options |= {"shape": shape, "dtype": dtype}
+    build, params = turned_kernels.mean_grad_turned, _params([dtype] * 2, more)
+    step = _step(build, params, -(-groups // batch) * bands, row=1, **options)
+    return Plan(both, more, constants, [step], (tables, scratch), at_once=math.prod(shape) <= AT_ONCE)
+
+
+def _rows_over(geometry: Geometry) -> np.ndarray:
+    """For each row of dX: how many rows of dY see it, and which, ascending."""
+    first, second = (geometry.covering(axis) for axis in range(2))
+    lines = first[:, None, :, None] * geometry.output_size[1] + second[None, :, None, :]
+    seen = (first >= 0)[:, None, :, None] & (second >= 0)[None, :, None, :]
+    rows = geometry.input_size[0] * geometry.input_size[1]
+    lines, seen = lines.reshape(rows, -1), seen.reshape(rows, -1)
+    order = np.argsort(~seen, axis=1, kind="stable")
+    return np.ascontiguousarray(np.hstack([seen.sum(1)[:, None], np.take_along_axis(lines, order, 1)]))
+
+
+def _span(over: np.ndarray) -> tuple[int, int]:
+    """The first row of dY that these rows of dX need, and the one after the last."""
+    needed = [row[1 : 1 + row[0]] for row in over if row[0]]
+    return (min(int(r[0]) for r in needed), 1 + max(int(r[-1]) for r in needed)) if needed else (0, 0)
 
 
 def _broadcast(

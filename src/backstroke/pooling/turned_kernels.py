@@ -1,0 +1,168 @@
+"""The gradient of an average over small planes: as many planes at a time as a vector has lanes, turned on their side.
+
+Rows of some elements fill no vector, and finding their windows costs more than adding them. So dY of a group of planes
+is turned first (squares of a vector's lanes, by shuffles): then one lane is one plane, every geometry is as good as
+another, and a row is added up without a mask or an index: which windows see a column is known while the kernel is
+compiled. What comes out is turned back. A piece is some groups of planes, or a band of rows of one group.
+Sums are taken in the order of `mean_kernels`: the rows over a row first, then the columns, both ascending.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..geometry import Geometry
+from ..jit.stage import raw
+from ..jit.types import Type, i64
+from .mean_kernels import count_of, whole_lanes
+
+if TYPE_CHECKING:
+    from ..jit.trace import Pointer, Trace, Value, Var
+
+MOST_COLUMNS = 64  # of a row, which is traced column by column
+LINE = 64  # bytes of a cache line
+TOTALS = 16  # columns that are summed at a time, in registers
+
+
+def scratch_size(span: int, band: int, lanes: int) -> int:
+    """Elements of scratch memory for so many positions of dY and of dX: both turned, and dX turned back."""
+    return (span + lanes + 2 * (band + lanes)) * lanes
+
+
+def mean_grad_turned(
+    k: Trace, piece: Value, dy: Pointer, dx: Pointer, status: Pointer, weights: Pointer, classes: Pointer,
+    over: Pointer, spans: Pointer, items: Value, flags: Pointer, slots: Value, memory: Pointer, *,
+    geometry: Geometry, band: int, batch: int, reach: int, span: int, uniform: float, ragged: bool, type: Type,
+    sums: Type, stream: bool,
+) -> None:  # fmt: skip
+    """`over` has for each row of dX how many rows of dY see it, at most `reach`, and which; `spans` for each band of
+    rows the positions of dY that it needs, at most `span`. Not `ragged`: the groups are all full."""
+    inputs, outputs = geometry.input_size, geometry.output_size
+    lanes, width = k.target.lanes(sums), inputs[2]
+    rows, size = inputs[0] * inputs[1], count_of(outputs)
+    bands, groups = -(-rows // band), (items + (lanes - 1)) // lanes
+    first = piece % bands * band
+    end = k.least(first + band, rows) if rows % band else first + band
+    with k.borrowed(flags, slots, memory, scratch_size(span, band * width, lanes)) as scratch:
+        goal = scratch.at((span + lanes) * lanes)
+        flat = goal.at((band * width + lanes) * lanes).viewed(type)
+        low, high = spans[piece % bands * 2], spans[piece % bands * 2 + 1]
+        leaving = _Leaving(k, flat)
+        begin = piece // bands * batch
+        for group in k.range(begin, k.least(begin + batch, groups)):
+            item = group * lanes
+            count = k.least(items - item, lanes)
+            _turn(k, dy.at(item * size + low), scratch, size, high - low, count, lanes, ragged)
+            ahead = dy.at((item + lanes) * size)
+            for index in k.range(first, end):
+                if bands == 1:  # the next group's planes are on their way while this one's are added up
+                    for line in range(0, -(-size * lanes // rows), LINE // type.bytes):
+                        k.prefetch(ahead.at(index * -(-size * lanes // rows) + line))
+                row = _row_sums(k, scratch, low, index, over, reach, weights, classes, outputs[2], uniform, lanes)
+                if stream and bands == 1:
+                    leaving.go(-(-lanes * width * type.bytes // k.target.vector_bytes))
+                to = goal.at((index - first) * (width * lanes))
+                nothing = k.value(0.0, sums, lanes)
+                for column, windows in enumerate(geometry.covering(2).tolist()):
+                    values = [row[window].read() for window in windows if window >= 0]
+                    to[whole_lanes(column * lanes, lanes)] = sum(values[1:], values[0]) if values else nothing
+            each, place = (end - first) * width, dx.at((item * rows + first) * width)
+            if not stream:
+                _turn_back(k, goal, place, rows * width, each, count, lanes, ragged)
+                continue
+            leaving.go()
+            _turn_back(k, goal, flat, each, each, count, lanes, ragged)
+            if bands == 1:
+                leaving.take(0, place, count * each)
+            else:
+                for i in k.range(count):
+                    leaving.take(i * each, place.at(i * (rows * width)), each)
+                    leaving.go()
+        if stream:
+            leaving.go()
+
+
+def _row_sums(
+    k: Trace, turned: Pointer, low: Value, index: Value, over: Pointer, reach: int, weights: Pointer, classes: Pointer,
+    columns: int, uniform: float, lanes: int,
+) -> list[Var]:  # fmt: skip
+    """The sums over the leading axes for a row of dX, scaled: a vector for each column of dY."""
+    totals = [k.var(0.0, turned.type, lanes) for _ in range(columns)]
+    lines = over.at(index * (reach + 1))
+    for start in range(0, columns, TOTALS):
+        for m in k.range(lines[0]):
+            line = lines[m + 1]
+            source, scales = turned.at((line * columns - low) * lanes), weights.at(classes[line] * columns)
+            for column in range(start, min(start + TOTALS, columns)):
+                value, total = source[whole_lanes(column * lanes, lanes)], totals[column]
+                total.set(total + value if uniform else k.muladd(value, scales[column], total))
+    if uniform:
+        for total in totals:
+            total.set(total * uniform)
+    return totals
+
+
+def _turn(
+    k: Trace, source: Pointer, to: Pointer, pitch: int, size: Value, count: Value, lanes: int, ragged: bool
+) -> None:
+    """`size` positions of `count` planes, `pitch` apart, as one vector for each position."""
+    for full in (True, False) if ragged else (True,):
+        with k.when(count == lanes if full else count < lanes):
+            for at in k.vectors(0, size, lanes=lanes):
+                # A plane that is not there is the last one once more.
+                starts = [i * pitch if full else k.least(i, count - 1) * pitch for i in range(lanes)]
+                block = [k.to(to.type, source.at(start)[at]) for start in starts]
+                for i, column in enumerate(k.turned(block)):
+                    to[whole_lanes((at.start + i) * lanes, lanes)] = column
+
+
+def _turn_back(
+    k: Trace, turned: Pointer, to: Pointer, pitch: Value | int, size: Value | int, count: Value, lanes: int,
+    ragged: bool,
+) -> None:  # fmt: skip
+    """The inverse of `_turn`."""
+    for full in (True, False) if ragged else (True,):
+        with k.when(count == lanes if full else count < lanes):
+            for at in k.vectors(0, size, lanes=lanes):
+                block = [turned[whole_lanes((at.start + i) * lanes, lanes)] for i in range(lanes)]
+                for i, plane in enumerate(k.turned(block)):
+                    value = k.to(to.type.compute, plane)
+                    if full:
+                        to.at(pitch * i)[at] = value
+                    else:
+                        with k.when(count > i):
+                            to.at(pitch * i)[at] = value
+
+
+class _Leaving:
+    """What leaves past the caches, a few lines at a time: all at once, it would keep the core from anything else."""
+
+    def __init__(self, k: Trace, source: Pointer) -> None:
+        kind = raw(source.type)
+        self._k, self._source, self._line = k, source.viewed(kind), k.target.vector_bytes // kind.bytes
+        # Where it goes, the next element, the one after the last whole line.
+        self._target, self._next, self._end = k.var(0, i64), k.var(0, i64), k.var(0, i64)
+
+    def take(self, start: Value | int, target: Pointer, count: Value | int) -> None:
+        """`count` elements of the source, once all that was taken before has left."""
+        k, kind = self._k, self._source.type
+        to, source = target.viewed(kind), self._source.at(start)
+        others = (target.address & (k.target.vector_bytes - 1)) // kind.bytes
+        first = k.least(k.where(others > 0, self._line - others, 0), count)
+        end = first + (count - first) // self._line * self._line
+        for at in (k.some(0, first, self._line), k.some(end, count - end, self._line)):
+            to[at] = source[at]
+        self._target.set(to.address - k.value(start, i64) * kind.bytes)
+        self._next.set(first + start)
+        self._end.set(end + start)
+
+    def go(self, lines: int | None = None) -> None:
+        """So many lines leave, or all."""
+        from ..jit.trace import Lanes
+
+        k = self._k
+        target = k.dereference(self._target.read(), self._source.type)
+        end = k.least(self._next + lines * self._line, self._end) if lines else self._end.read()
+        for at in k.range(self._next.read(), end, self._line):
+            target.store(Lanes(at, self._line, aligned=True), self._source[Lanes(at, self._line)], stream=True)
+        self._next.set(end)
