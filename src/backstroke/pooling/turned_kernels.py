@@ -35,8 +35,8 @@ def mean_grad_turned(
     geometry: Geometry, band: int, batch: int, reach: int, span: int, uniform: float, ragged: bool, type: Type,
     sums: Type, stream: bool,
 ) -> None:  # fmt: skip
-    """`over` has for each row of dX how many rows of dY see it, at most `reach`, and which; `spans` for each band of
-    rows the positions of dY that it needs, at most `span`. Not `ragged`: the groups are all full."""
+    """`over` has for each row of dX, behind one word, how many rows of dY see it, at most `reach`, and which; `spans`
+    for each band of rows the positions of dY that it needs, at most `span`. Not `ragged`: all groups are full."""
     inputs, outputs = geometry.input_size, geometry.output_size
     lanes, width = k.target.lanes(sums), inputs[2]
     rows, size = inputs[0] * inputs[1], count_of(outputs)
@@ -88,10 +88,10 @@ def _row_sums(
 ) -> list[Var]:  # fmt: skip
     """The sums over the leading axes for a row of dX, scaled: a vector for each column of dY."""
     totals = [k.var(0.0, turned.type, lanes) for _ in range(columns)]
-    lines = over.at(index * (reach + 1))
+    lines = over.at(index * (reach + 2))
     for start in range(0, columns, TOTALS):
-        for m in k.range(lines[0]):
-            line = lines[m + 1]
+        for m in k.range(lines[1]):
+            line = lines[m + 2]
             source, scales = turned.at((line * columns - low) * lanes), weights.at(classes[line] * columns)
             for column in range(start, min(start + TOTALS, columns)):
                 value, total = source[whole_lanes(column * lanes, lanes)], totals[column]
