@@ -24,7 +24,7 @@ from . import max_kernels, mean_kernels, turned_kernels
 SEGMENT = 32768  # elements of dX that are worked on at a time
 MOST_PIECES = 64  # beyond, they are made longer
 LEAST_PIECES = 16  # where the tensor has so many planes or images
-TURNED = 32768  # elements of planes that are turned at a time
+TURNED = 65536  # elements of planes that are turned at a time
 AT_ONCE = 16384  # elements that are not worth waking anybody for
 _SLOTS = 64  # threads that may work in scratch memory at once; more wait for each other
 _DTYPES: dict[Type, np.dtype] = {f32: np.dtype(np.float32), f64: np.dtype(np.float64), i32: np.dtype(np.int32)}
