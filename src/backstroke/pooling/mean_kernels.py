@@ -187,11 +187,12 @@ def mean_grad_channels(
             end, to = k.least(begin + most, inputs[2]), stage.room()
             for column in k.range(begin, end):
                 place, found = to.at((column - begin) * channels), columns.at(column * (reach[1] + 1))
-                for spots in tiles:
-                    if outputs[2] * channels * type.bytes >= LINE and stream:
+                for number, spots in enumerate(tiles):
+                    if stream:
+                        tile = range(number * TILE * lanes, min(channels, (number + 1) * TILE * lanes))
                         with k.when(column < outputs[2]):
-                            for at in range(spots[0].start, spots[-1].start + 1, LINE // type.bytes):
-                                k.prefetch(ahead.at(column * channels + at))
+                            for channel in tile[:: LINE // type.bytes]:
+                                k.prefetch(ahead.at(column * channels + channel))
                     totals = [k.var(0.0, sums, lanes) for _ in spots]
                     for i in k.range(lines[1]):
                         line = lines[i + 2]
@@ -326,8 +327,8 @@ def _fill_planes(
         stop, to = k.least(begin + most, end), stage.room().viewed(kind)
         for item in k.range(begin, stop):
             place, value = to.at((item - begin) * elements), share(item)
-            for at in range(0, elements // lanes * lanes, lanes):
-                place[whole_lanes(at, lanes)] = value
+            for start in range(0, elements // lanes * lanes, lanes):
+                place[whole_lanes(start, lanes)] = value
             if elements % lanes:
                 tail = k.some(elements // lanes * lanes, elements % lanes, lanes)
                 ours = (end - item) * elements >= -(-elements // lanes) * lanes

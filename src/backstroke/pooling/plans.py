@@ -188,9 +188,16 @@ def mean_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counte
 
 
 def _turns(geometry: Geometry, items: int, lanes: int) -> bool:
-    """Whether planes are better turned on their side: there are enough of them, and their rows are short."""
+    """Whether planes are better turned on their side: there are some of them, and their rows are short.
+
+    Short rows cost what finding their windows costs, and waiting for sums that are read in other vectors than they were
+    written in. Where each vector of sums becomes some whole vectors of dX, nothing waits.
+    """
     columns = max(geometry.input_size[2], geometry.output_size[2])
-    return items > lanes // 4 and math.prod(geometry.output_size) > 0 and columns <= turned_kernels.MOST_COLUMNS
+    apart = geometry.kernel[2] <= geometry.strides[2] and geometry.dilations[2] == 1 and geometry.pads[2][0] == 0
+    fitting = apart and geometry.output_size[2] % lanes == 0
+    short = 0 < columns <= turned_kernels.MOST_COLUMNS and math.prod(geometry.output_size) > 0
+    return short and items > lanes // 4 and not fitting
 
 
 def _turned(

@@ -12,14 +12,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..geometry import Geometry
-from ..jit.stage import raw
-from ..jit.types import Type, i64
+from ..jit.stage import Leaving
+from ..jit.types import Type
 from .mean_kernels import count_of, whole_lanes
 
 if TYPE_CHECKING:
     from ..jit.trace import Pointer, Trace, Value, Var
 
 MOST_COLUMNS = 64  # of a row, which is traced column by column
+WAY = 4096  # bytes after which the first cache begins anew
 LINE = 64  # bytes of a cache line
 TOTALS = 16  # columns that are summed at a time, in registers
 
@@ -41,13 +42,15 @@ def mean_grad_turned(
     lanes, width = k.target.lanes(sums), inputs[2]
     rows, size = inputs[0] * inputs[1], count_of(outputs)
     bands, groups = -(-rows // band), (items + (lanes - 1)) // lanes
+    # Lines of planes that lie so far apart are in each other's way in the first cache: they are written one by one.
+    staged = stream or rows * width * type.bytes % WAY == 0
     first = piece % bands * band
     end = k.least(first + band, rows) if rows % band else first + band
     with k.borrowed(flags, slots, memory, scratch_size(span, band * width, lanes)) as scratch:
         goal = scratch.at((span + lanes) * lanes)
         flat = goal.at((band * width + lanes) * lanes).viewed(type)
         low, high = spans[piece % bands * 2], spans[piece % bands * 2 + 1]
-        leaving = _Leaving(k, flat)
+        leaving = Leaving(k, flat, stream=stream)
         begin = piece // bands * batch
         for group in k.range(begin, k.least(begin + batch, groups)):
             item = group * lanes
@@ -59,7 +62,7 @@ def mean_grad_turned(
                     for line in range(0, -(-size * lanes // rows), LINE // type.bytes):
                         k.prefetch(ahead.at(index * -(-size * lanes // rows) + line))
                 row = _row_sums(k, scratch, low, index, over, reach, weights, classes, outputs[2], uniform, lanes)
-                if stream and bands == 1:
+                if staged and bands == 1:
                     leaving.go(-(-lanes * width * type.bytes // k.target.vector_bytes))
                 to = goal.at((index - first) * (width * lanes))
                 nothing = k.value(0.0, sums, lanes)
@@ -67,7 +70,7 @@ def mean_grad_turned(
                     values = [row[window].read() for window in windows if window >= 0]
                     to[whole_lanes(column * lanes, lanes)] = sum(values[1:], values[0]) if values else nothing
             each, place = (end - first) * width, dx.at((item * rows + first) * width)
-            if not stream:
+            if not staged:
                 _turn_back(k, goal, place, rows * width, each, count, lanes, ragged)
                 continue
             leaving.go()
@@ -78,7 +81,7 @@ def mean_grad_turned(
                 for i in k.range(count):
                     leaving.take(i * each, place.at(i * (rows * width)), each)
                     leaving.go()
-        if stream:
+        if staged:
             leaving.go()
 
 
@@ -132,37 +135,3 @@ def _turn_back(
                     else:
                         with k.when(count > i):
                             to.at(pitch * i)[at] = value
-
-
-class _Leaving:
-    """What leaves past the caches, a few lines at a time: all at once, it would keep the core from anything else."""
-
-    def __init__(self, k: Trace, source: Pointer) -> None:
-        kind = raw(source.type)
-        self._k, self._source, self._line = k, source.viewed(kind), k.target.vector_bytes // kind.bytes
-        # Where it goes, the next element, the one after the last whole line.
-        self._target, self._next, self._end = k.var(0, i64), k.var(0, i64), k.var(0, i64)
-
-    def take(self, start: Value | int, target: Pointer, count: Value | int) -> None:
-        """`count` elements of the source, once all that was taken before has left."""
-        k, kind = self._k, self._source.type
-        to, source = target.viewed(kind), self._source.at(start)
-        others = (target.address & (k.target.vector_bytes - 1)) // kind.bytes
-        first = k.least(k.where(others > 0, self._line - others, 0), count)
-        end = first + (count - first) // self._line * self._line
-        for at in (k.some(0, first, self._line), k.some(end, count - end, self._line)):
-            to[at] = source[at]
-        self._target.set(to.address - k.value(start, i64) * kind.bytes)
-        self._next.set(first + start)
-        self._end.set(end + start)
-
-    def go(self, lines: int | None = None) -> None:
-        """So many lines leave, or all."""
-        from ..jit.trace import Lanes
-
-        k = self._k
-        target = k.dereference(self._target.read(), self._source.type)
-        end = k.least(self._next + lines * self._line, self._end) if lines else self._end.read()
-        for at in k.range(self._next.read(), end, self._line):
-            target.store(Lanes(at, self._line, aligned=True), self._source[Lanes(at, self._line)], stream=True)
-        self._next.set(end)
