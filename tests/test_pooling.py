@@ -190,6 +190,61 @@ def test_global_avg_pool_grad(dtype: np.dtype, shape: tuple[int, ...], layout: s
         assert_close(out.array, want, np.abs(want), np.array(1))
 
 
+SMALL_PLANES = [
+    ((5, 7, 4, 4), {"kernel": 3, "strides": 1}),
+    ((1, 37, 9, 3), {"kernel": 3, "strides": 1, "pads": 1}),
+    ((2, 16, 8, 8), {"kernel": 3, "strides": 1, "pads": 1, "dilations": 2}),
+    ((3, 11, 6, 7, 5), {"kernel": (2, 2, 3), "strides": (3, 4, 2), "pads": (1, 0, 1)}),
+    ((1, 33, 7, 4, 3), {"kernel": 3, "strides": (2, 1, 1), "pads": 1}),
+    ((2, 9, 40), {"kernel": 5, "strides": 3, "pads": 2}),
+    ((1, 17, 32, 32), {"kernel": 2, "strides": 3}),
+]
+
+
+@pytest.mark.parametrize(("shape", "options"), SMALL_PLANES, ids=str)
+@pytest.mark.parametrize("turned", [1, 10**6])
+def test_groups_and_bands_of_small_planes(
+    shape: tuple[int, ...], options: dict[str, Any], turned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups that are full and that are not, whole planes and bands of them, windows over two bands."""
+    monkeypatch.setattr(plans, "TURNED", turned)
+    rng, kernel = np.random.default_rng(8), options["kernel"]
+    rest = {name: value for name, value in options.items() if name != "kernel"}
+    size = reference.avg_pool(np.zeros(shape), kernel, **rest).shape
+    for name, dtype in zip(target.runnable(), DTYPES, strict=False):
+        dy, answers = normal(rng, size, dtype), []
+        want = reference.avg_pool_grad(dy, shape, kernel, **rest)
+        terms = reference.avg_pool_grad(np.abs(dy.astype(np.float64)), shape, kernel, **rest)
+        for always in (False, True):
+            out = Guarded(shape, dtype, 1)
+            with target.using(name), streaming(always):
+                bs.avg_pool_grad(dy, shape, kernel, **rest, out=out.array)
+            assert out.intact()
+            assert_close(out.array, want, terms, np.array(27))
+            answers.append(out.array)
+        assert same_bits(*answers)
+
+
+@every_type
+@pytest.mark.parametrize("shape", [(67, 3, 1), (9, 4, 7, 7), (5, 33, 8, 8), (300, 5, 5), (2, 3, 41, 50)], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_planes_of_one_number_stay_apart(dtype: np.dtype, shape: tuple[int, ...], value: float) -> None:
+    """What a plane's last vector is too long is its neighbour's."""
+    dy = np.arange(math.prod(shape[:2])).astype(dtype).reshape(*shape[:2], *[1] * (len(shape) - 2))
+    dy.flat[5] = value
+    want = np.broadcast_to(dy.astype(np.float64) / math.prod(shape[2:]), shape)
+    for name in target.runnable():
+        for always in (False, True):
+            out = Guarded(shape, dtype, 1)
+            with target.using(name), streaming(always):
+                bs.global_avg_pool_grad(dy, shape, out=out.array)
+            assert out.intact()
+            got = out.array.astype(np.float64)
+            assert np.array_equal(np.isfinite(got), np.isfinite(want))
+            finite = np.isfinite(want)
+            np.testing.assert_allclose(got[finite], want[finite], rtol=eps(dtype))
+
+
 # ---- as maps ---------------------------------------------------------------------------------------------------------
 
 

@@ -167,9 +167,9 @@ def memory_size() -> int:
     return size
 
 
-def large_output(inputs: int) -> int:
+def large_output(inputs: float) -> int:
     """From how many bytes on an output, with so many inputs of its size, is better written past the caches."""
-    return last_level_cache() // (inputs + 1)
+    return int(last_level_cache() / (inputs + 1))
 
 
 pool = MemoryPool()

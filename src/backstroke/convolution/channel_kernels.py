@@ -27,7 +27,6 @@ from .tiles import (
     stage_pixels,
     stage_planes,
     tensor_view,
-    turned,
     whole,
 )
 
@@ -344,7 +343,7 @@ class _Walk:
                                 if at.mask is not None:
                                     pixel = k.least(pixel, length - 1)
                                 rows.append(source[whole(pixel * self.block + j * lanes, lanes)])
-                            for i, line in enumerate(turned(k, rows)):
+                            for i, line in enumerate(k.turned(rows)):
                                 channel = j * lanes + i
                                 with k.when(left > channel) if ragged else nullcontext():
                                     value = line if bias is None else line + k.spread(bias[channel], lanes)

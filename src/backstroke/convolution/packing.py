@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..jit.types import Type, i32, i64
-from .tiles import joined, least, some, turned, whole, within
+from .tiles import joined, least, some, whole, within
 
 if TYPE_CHECKING:
     from ..jit.trace import Lanes, Pointer, Trace, Value
@@ -61,7 +61,7 @@ def pack(
         for i in range(lanes):
             row = source.at(k.least(j + i, left - 1) * weights.output)
             rows.append(row[within(k, start, 0, k.where(left > j + i, high, 0), lanes)])
-        return turned(k, rows)
+        return k.turned(rows)
 
     for j in range(0, block, lanes):
         if weights.input == 1:
@@ -133,6 +133,6 @@ def unpack(
             for i in range(lanes):
                 row = k.least(at.start + i, k.value(rows - 1, i64))
                 block_rows.append(k.to(type.compute, total(row * block + j)))
-            for i, line in enumerate(turned(k, block_rows)):
+            for i, line in enumerate(k.turned(block_rows)):
                 with k.when(left > j + i):
                     goal.at((j + i) * weights.output)[at] = line

@@ -100,20 +100,6 @@ def joined(k: Trace, values: Sequence[Value]) -> Value:
     return values[0] if len(values) == 1 else pairs(k, *values)
 
 
-def turned(k: Trace, rows: list[Value]) -> list[Value]:
-    """A square block with rows and columns exchanged."""
-    lanes, step = len(rows), 1
-    while step < lanes:
-        result = list(rows)
-        for i in range(lanes):
-            if not i & step:
-                low, high = rows[i], rows[i + step]
-                result[i] = k.shuffle(low, high, [lanes + j - step if j & step else j for j in range(lanes)])
-                result[i + step] = k.shuffle(low, high, [lanes + j if j & step else j + step for j in range(lanes)])
-        rows, step = result, step * 2
-    return rows
-
-
 def parted(k: Trace, vectors: Sequence[Value], count: int = 0) -> list[Value]:
     """Of n vectors that follow one another, every n-th element: those with the first `count` (or all) remainders."""
     step, lanes, result = len(vectors), vectors[0].lanes, []
@@ -239,7 +225,7 @@ def stage_turned(
                         line = source.at(place + k.least(channel, k.value(channels, i64) - 1) * view.channel)
                         rows.append(line[within(k, start, 0, high, lanes)])
                     count = lanes if at.mask is None else k.value(box[2], i64) - at.start
-                    columns = turned(k, rows)
+                    columns = k.turned(rows)
                     for i in range(0, lanes, unit):
                         spot = goal.at((at.start + i) // unit * staged.place[2] + j * lanes)
                         with nullcontext() if at.mask is None else k.when(k.value(i, i64) < count):

@@ -23,6 +23,11 @@ def group(unit: int, type: Type) -> int:
     return max(1, _BYTES // (unit * type.bytes))
 
 
+def raw(type: Type) -> Type:
+    """What elements are while they are only moved."""
+    return _RAW[type.bytes]
+
+
 def too_long(unit: int, type: Type) -> bool:
     """Whether even one unit is too much."""
     return unit * type.bytes > _MOST_BYTES
@@ -37,7 +42,7 @@ class Stage:
 
     def __init__(self, k: Trace, target: Pointer, most: int, *, stream: bool) -> None:
         self._k, self._stream, self._type = k, stream, target.type
-        self._raw = _RAW[target.type.bytes]
+        self._raw = raw(target.type)
         self._line = k.target.vector_bytes // target.type.bytes
         if not stream:
             self._place = k.var(target.address)
@@ -90,3 +95,41 @@ class Stage:
 
         k, lane = self._k, self._k.iota(self._line)
         return Lanes(0, self._line, (lane >= k.spread(first, self._line)) & (lane < end))
+
+
+class Leaving:
+    """Takes what is whole already, and lets it leave by whole lines, a few at a time.
+
+    All at once, it would keep the core from anything else. Without `stream` it goes through the caches.
+    """
+
+    def __init__(self, k: Trace, source: Pointer, *, stream: bool) -> None:
+        kind = raw(source.type)
+        self._stream = stream
+        self._k, self._source, self._line = k, source.viewed(kind), k.target.vector_bytes // kind.bytes
+        # Where it goes, the next element, the one after the last whole line.
+        self._target, self._next, self._end = k.var(0, i64), k.var(0, i64), k.var(0, i64)
+
+    def take(self, start: Value | int, target: Pointer, count: Value | int) -> None:
+        """`count` elements of the source, once all that was taken before has left."""
+        k, kind = self._k, self._source.type
+        to, source = target.viewed(kind), self._source.at(start)
+        others = (target.address & (k.target.vector_bytes - 1)) // kind.bytes
+        first = k.least(k.where(others > 0, self._line - others, 0), count)
+        end = first + (count - first) // self._line * self._line
+        for at in (k.some(0, first, self._line), k.some(end, count - end, self._line)):
+            to[at] = source[at]
+        self._target.set(to.address - k.value(start, i64) * kind.bytes)
+        self._next.set(first + start)
+        self._end.set(end + start)
+
+    def go(self, lines: int | None = None) -> None:
+        """So many lines leave, or all."""
+        from .trace import Lanes
+
+        k = self._k
+        target = k.dereference(self._target.read(), self._source.type)
+        end = k.least(self._next + lines * self._line, self._end) if lines else self._end.read()
+        for at in k.range(self._next.read(), end, self._line):
+            target.store(Lanes(at, self._line, aligned=True), self._source[Lanes(at, self._line)], stream=self._stream)
+        self._next.set(end)

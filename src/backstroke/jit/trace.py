@@ -278,6 +278,21 @@ class Trace:
         raw = self.builder.shuffle_vector(a.ir, other, order)
         return Value(self, raw, a.type, len(picks)) if len(picks) > 1 else self.lane(Value(self, raw, a.type, 2), 0)
 
+    def turned(self, rows: Sequence[Value]) -> list[Value]:
+        """A square block with rows and columns exchanged."""
+        lanes, step = len(rows), 1
+        block = [*rows]
+        while step < lanes:
+            result = list(block)
+            for i in range(lanes):
+                if not i & step:
+                    low, high = block[i], block[i + step]
+                    result[i] = self.shuffle(low, high, [lanes + j - step if j & step else j for j in range(lanes)])
+                    picks = [lanes + j if j & step else j + step for j in range(lanes)]
+                    result[i + step] = self.shuffle(low, high, picks)
+            block, step = result, step * 2
+        return block
+
     def by_parts(self, lanes: int, work: Callable[..., Value], *values: Value) -> Value:
         """What `work` makes of every `lanes` neighbouring lanes: for instructions that know one size only."""
         whole = values[0].lanes

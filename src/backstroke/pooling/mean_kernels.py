@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..geometry import Geometry
-from ..jit.stage import Stage, group
+from ..jit.convert import narrow
+from ..jit.stage import Stage, group, raw
 from ..jit.types import Type
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # What is unrolled at most: strides and taps of the last axis (beyond, it is walked by scalars), and rows over a row.
 MOST_STRIDES, MOST_TAPS, MOST_ROWS = 8, 48, 12
+LINE = 64  # bytes of a cache line
+MOST_FILLED = 16  # vectors of a plane that are written without a loop
 TILE = 8
 
 
@@ -162,36 +165,47 @@ def _interleave(k: Trace, sums: list[Value], v: int, rest: int, lanes: int) -> V
 
 def mean_grad_channels(
     k: Trace, piece: Value, dy: Pointer, dx: Pointer, status: Pointer, weights: Pointer, classes: Pointer,
-    covering: Pointer, *,
-    geometry: Geometry, channels: int, band: int, uniform: float, type: Type, sums: Type, stream: bool,
+    over: Pointer, columns: Pointer, *,
+    geometry: Geometry, channels: int, band: int, reach: tuple[int, int], uniform: float, type: Type, sums: Type,
+    stream: bool,
 ) -> None:  # fmt: skip
+    """`over` and `columns` have for each row and each column of dX how many of dY see it, at most `reach`, and which;
+    in front of that, the row has the next row of dY that will be needed."""
     inputs, outputs = geometry.input_size, geometry.output_size
     lanes = k.target.lanes(sums)
     rows = inputs[0] * inputs[1]
     bands = -(-rows // band)
     image, first = piece // bands, piece % bands * band
-    reach = [geometry.covering(axis).shape[1] for axis in range(3)]
-    tables = [0, inputs[0] * reach[0], inputs[0] * reach[0] + inputs[1] * reach[1]]
     dy_image, dx_image = (p.at(image * (n * channels)) for p, n in ((dy, count_of(outputs)), (dx, count_of(inputs))))
     tiles = channel_tiles(k, channels, lanes)
     most = group(channels, type)
     stage = Stage(k, dx_image.at(first * inputs[2] * channels), most * channels, stream=stream)
     for index in k.range(first, k.least(first + band, rows)):
-        leading = (index // inputs[1], index % inputs[1])
+        lines = over.at(index * (reach[0] + 2))
+        ahead = dy_image.at(lines[0] * (outputs[2] * channels))
         for begin in k.range(0, inputs[2], most):
             end, to = k.least(begin + most, inputs[2]), stage.room()
             for column in k.range(begin, end):
-                at = (*leading, column)
-                place = to.at((column - begin) * channels)
-                for spots in tiles:
+                place, found = to.at((column - begin) * channels), columns.at(column * (reach[1] + 1))
+                for number, spots in enumerate(tiles):
+                    if stream:
+                        tile = range(number * TILE * lanes, min(channels, (number + 1) * TILE * lanes))
+                        with k.when(column < outputs[2]):
+                            for channel in tile[:: LINE // type.bytes]:
+                                k.prefetch(ahead.at(column * channels + channel))
                     totals = [k.var(0.0, sums, lanes) for _ in spots]
-                    for a, b, c in windows_over(k, covering, reach, tables, at):
-                        line = a * outputs[1] + b
-                        source = dy_image.at((line * outputs[2] + c) * channels)
-                        scale = uniform or weights[classes[line] * outputs[2] + c]
-                        for total, spot in zip(totals, spots, strict=True):
-                            value = k.to(sums, source[spot])
-                            total.set(total + value if uniform else k.muladd(value, scale, total))
+                    for i in k.range(lines[1]):
+                        line = lines[i + 2]
+                        source, scales = (
+                            dy_image.at(line * (outputs[2] * channels)),
+                            weights.at(classes[line] * outputs[2]),
+                        )
+                        for j in k.range(found[0]):
+                            c = found[j + 1]
+                            scale = uniform or scales[c]
+                            for total, spot in zip(totals, spots, strict=True):
+                                value = k.to(sums, source.at(c * channels)[spot])
+                                total.set(total + value if uniform else k.muladd(value, scale, total))
                     for total, spot in zip(totals, spots, strict=True):
                         result = total * uniform if uniform else total.read()
                         place[spot] = k.to(type.compute, result)
@@ -268,26 +282,62 @@ def broadcast(
     elements: int, channels: int, band: int, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """One window over everything: each of `elements` positions gets dy / divisor; a piece is `band` items."""
-    lanes = k.target.lanes(sums)
     first = piece * band
-    for item in k.range(first, k.least(first + band, items)):
-        if channels == 1:
-            share = k.to(type.compute, k.to(sums, dy[item]) / divisor)
-            place = dx.at(item * elements)
-            for at in k.vectors(elements, lanes=lanes, align=place if stream else None):
-                place.store(at, share, stream=stream)
-            continue
+    end = k.least(first + band, items)
+    if channels == 1:
+        _fill_planes(k, dy, dx, divisor, first, end, elements, sums, stream)
+        return
+    lanes = k.target.lanes(sums)
+    for item in k.range(first, end):
         most = group(channels, type) if stream else elements
         stage = Stage(k, dx.at(item * (elements * channels)), most * channels, stream=stream)
         for begin in k.range(0, elements, most):
-            end, to = k.least(begin + most, elements), stage.room()
+            stop, to = k.least(begin + most, elements), stage.room()
             for spots in channel_tiles(k, channels, lanes):
                 shares = [k.to(type.compute, k.to(sums, dy.at(item * channels)[spot]) / divisor) for spot in spots]
-                for element in k.range(end - begin):
+                for element in k.range(stop - begin):
                     for spot, share in zip(spots, shares, strict=True):
                         to.at(element * channels)[spot] = share
-            stage.send((end - begin) * channels)
+            stage.send((stop - begin) * channels)
         stage.finish()
+
+
+def _fill_planes(
+    k: Trace, dy: Pointer, dx: Pointer, divisor: Value, first: Value, end: Value, elements: int, sums: Type,
+    stream: bool,
+) -> None:  # fmt: skip
+    """Planes with one number each. What a short one's last vector is too long is written over by the next plane."""
+    type = dx.type
+    kind = raw(type)
+    lanes = k.target.vector_bytes // kind.bytes
+
+    def share(item: Value) -> Value:
+        number = narrow(k, k.to(type.compute, k.to(sums, dy[item]) / divisor), type)
+        return k.spread(k.bits(kind, number), lanes)
+
+    if elements > MOST_FILLED * lanes:
+        for item in k.range(first, end):
+            place, value = dx.at(item * elements).viewed(kind), share(item)
+            for at in k.vectors(elements, lanes=lanes, align=place if stream else None):
+                place.store(at, value, stream=stream)
+        return
+    most = group(elements, type)
+    stage = Stage(k, dx.at(first * elements), most * elements, stream=stream)
+    for begin in k.range(first, end, most):
+        stop, to = k.least(begin + most, end), stage.room().viewed(kind)
+        for item in k.range(begin, stop):
+            place, value = to.at((item - begin) * elements), share(item)
+            for start in range(0, elements // lanes * lanes, lanes):
+                place[whole_lanes(start, lanes)] = value
+            if elements % lanes:
+                tail = k.some(elements // lanes * lanes, elements % lanes, lanes)
+                ours = (end - item) * elements >= -(-elements // lanes) * lanes
+                with k.when(ours):
+                    place[whole_lanes(tail.start, lanes)] = value
+                with k.when(k.no(ours)):
+                    place[tail] = value
+        stage.send((stop - begin) * elements)
+    stage.finish()
 
 
 def count_of(sizes: tuple[int, ...]) -> int:

@@ -19,11 +19,13 @@ from ..jit import stage
 from ..jit.prepared import Prepared, Step
 from ..jit.target import current
 from ..jit.types import Param, Type, f32, f64, i16, i32, i64, pointer, scalar
-from . import index_kernels, max_kernels, mean_kernels
+from . import index_kernels, max_kernels, mean_kernels, turned_kernels
 
 SEGMENT = 32768  # elements of dX that are worked on at a time
+MOST_PIECES = 64  # beyond, they are made longer
 LEAST_PIECES = 16  # where the tensor has so many planes or images
 MOST_RING = 1 << 20  # elements of the memory that moves along dX
+TURNED = 65536  # elements of planes that are turned at a time
 AT_ONCE = 16384  # elements that are not worth waking anybody for
 _SLOTS = 64  # threads that may work in scratch memory at once; more wait for each other
 _DTYPES: dict[Type, np.dtype] = {f32: np.dtype(np.float32), f64: np.dtype(np.float64), i32: np.dtype(np.int32)}
@@ -95,14 +97,17 @@ def _dense(x: np.ndarray) -> np.ndarray:
     return arrays.in_order(x, range(x.ndim))
 
 
-def _is_large(shape: Shape, dtype: np.dtype) -> bool:
-    """Whether to write past the caches."""
-    return math.prod(shape) * dtype.itemsize > memory.large_output(inputs=1)
+def _is_large(shape: Shape, dtype: np.dtype, inputs: float = 1) -> bool:
+    """Whether to write past the caches, where so many times as much is read."""
+    return math.prod(shape) * dtype.itemsize > memory.large_output(inputs)
 
 
-def _step(build: Any, params: Any, pieces: int, *, row: int, shape: Shape, dtype: np.dtype, **constants: Any) -> Step:
+def _step(
+    build: Any, params: Any, pieces: int, *,
+    row: int, shape: Shape, dtype: np.dtype, inputs: float = 1, **constants: Any,
+) -> Step:  # fmt: skip
     """A kernel, which streams large outputs unless a `row` of them is too long."""
-    stream = _is_large(shape, dtype) and not stage.too_long(row, arrays.TYPES[dtype])
+    stream = _is_large(shape, dtype, inputs) and not stage.too_long(row, arrays.TYPES[dtype])
     return Step(compiler.kernel(build, *params, stream=stream, type=arrays.TYPES[dtype], **constants), pieces)
 
 
@@ -144,6 +149,11 @@ def _one_window(geometry: Geometry) -> bool:
     )
 
 
+def _inputs(geometry: Geometry) -> float:
+    """What is read, as a share of what is written."""
+    return math.prod(geometry.output_size) / max(1, math.prod(geometry.input_size))
+
+
 @known.kept
 def mean_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counted, layout: str, double: bool) -> Plan:
     """The gradient of an average: (dy, dx)."""
@@ -155,25 +165,98 @@ def mean_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, counted: Counte
     if _one_window(three):
         return _broadcast(both, three, counted, items, channels, sums)
     uniform, weights, classes = _weights(three, counted, _DTYPES[sums])
-    covering = _covering(three)
     width = three.input_size[2]
     rows = three.input_size[0] * three.input_size[1]
-    band = min(rows, max(1, SEGMENT // (width * channels)))
+    # Two bands read what is between them twice: where there are images enough they are not cut small.
+    band = min(rows, max(1, SEGMENT // (width * channels), items * rows // MOST_PIECES))
     pieces = items * -(-rows // band)
-    more = [pointer(sums), pointer(i64), pointer(i64)]
-    constants = [arrays.address(x) for x in (weights, classes, covering)]
     options: dict[str, Any] = {"geometry": three, "band": band, "uniform": uniform, "sums": sums}
-    options |= {"shape": shape, "dtype": dtype}
-    keep: Any = (weights, classes, covering)
+    options |= {"shape": shape, "dtype": dtype, "inputs": _inputs(three)}
     if channels > 1:
-        build = mean_kernels.mean_grad_channels
-        step = _step(build, _params([dtype] * 2, more), pieces, row=channels, channels=channels, **options)
+        over, columns = _rows_over(three), _lists(three.covering(2))
+        keep: Any = (weights, classes, over, columns)
+        more, constants = [pointer(sums), *[pointer(i64)] * 3], [*map(arrays.address, keep)]
+        options |= {"reach": (over.shape[1] - 2, columns.shape[1] - 1), "channels": channels}
+        step = _step(mean_kernels.mean_grad_channels, _params([dtype] * 2, more), pieces, row=channels, **options)
         return Plan(both, more, constants, [step], keep, at_once=at_once)
+    if _turns(three, items, current().lanes(sums)):
+        return _turned(both, three, items, sums, uniform, (weights, classes))
+    covering = _covering(three)
+    keep = (weights, classes, covering)
+    more, constants = [pointer(sums), *[pointer(i64)] * 2], [*map(arrays.address, keep)]
     columns = covering[-three.covering(2).size :] if covering.size else covering
     scratch = _borrowed(2 * mean_kernels.row_scratch(three, current().lanes(sums))[1], sums)
     more, constants = [*more, pointer(i64), *scratch[0]], [*constants, arrays.address(columns), *scratch[1]]
     step = _step(mean_kernels.mean_grad_planes, _params([dtype] * 2, more), pieces, row=width, **options)
     return Plan(both, more, constants, [step], (keep, scratch), at_once=at_once)
+
+
+def _turns(geometry: Geometry, items: int, lanes: int) -> bool:
+    """Whether planes are better turned on their side: there are some of them, and their rows are short.
+
+    Short rows cost what finding their windows costs, and waiting for sums that are read in other vectors than they were
+    written in. Where each vector of sums becomes some whole vectors of dX, nothing waits.
+    """
+    columns = max(geometry.input_size[2], geometry.output_size[2])
+    apart = geometry.kernel[2] <= geometry.strides[2] and geometry.dilations[2] == 1 and geometry.pads[2][0] == 0
+    fitting = apart and geometry.output_size[2] % lanes == 0
+    short = 0 < columns <= turned_kernels.MOST_COLUMNS and math.prod(geometry.output_size) > 0
+    return short and items > lanes // 4 and not fitting
+
+
+def _turned(
+    both: list[tuple[Shape, np.dtype]], geometry: Geometry, items: int, sums: Type, uniform: float,
+    keep: tuple[np.ndarray, np.ndarray],
+) -> Plan:  # fmt: skip
+    (shape, dtype), lanes = both[-1], current().lanes(sums)
+    over = _rows_over(geometry)
+    rows, width = len(over), geometry.input_size[2]
+    # A band is made of whole slices of the first axis: their windows are next to each other in dY.
+    unit = geometry.input_size[1] if geometry.input_size[0] > 1 else 1
+    slices = -(-rows // unit)
+    band = -(-slices // -(-slices * unit * width * lanes // TURNED)) * unit
+    spans = np.array([_span(over[i : i + band]) for i in range(0, rows, band)], np.int64) * geometry.output_size[2]
+    span = int((spans[:, 1] - spans[:, 0]).max())
+    groups, bands = -(-items // lanes), len(spans)
+    # More groups in a piece than its size asks for, where there are plenty: it is the next one that is prefetched.
+    batch = max(1, SEGMENT // (rows * width * lanes), min(16, groups // 32)) if bands == 1 else 1
+    tables = (*keep, over, spans)
+    scratch = _borrowed(turned_kernels.scratch_size(span, band * width, lanes), sums)
+    more = [pointer(sums), *[pointer(i64)] * 3, scalar(), *scratch[0]]
+    constants = [*map(arrays.address, tables), items, *scratch[1]]
+    options: dict[str, Any] = {"geometry": geometry, "band": band, "batch": batch, "reach": over.shape[1] - 2}
+    options |= {"span": span, "uniform": uniform, "ragged": items % lanes > 0, "sums": sums}
+    options |= {"shape": shape, "dtype": dtype, "inputs": _inputs(geometry)}
+    build, params = turned_kernels.mean_grad_turned, _params([dtype] * 2, more)
+    step = _step(build, params, -(-groups // batch) * bands, row=1, **options)
+    return Plan(both, more, constants, [step], (tables, scratch), at_once=math.prod(shape) <= AT_ONCE)
+
+
+def _lists(covering: np.ndarray) -> np.ndarray:
+    """For each position how many windows see it, and which: the table without its gaps."""
+    seen = covering >= 0
+    order = np.argsort(~seen, axis=1, kind="stable")
+    return np.hstack([seen.sum(1, keepdims=True), np.take_along_axis(covering, order, 1)])
+
+
+def _rows_over(geometry: Geometry) -> np.ndarray:
+    """For each row of dX the last row of dY that the next one needs, how many rows of dY see it, and which, ascending.
+
+    After the last row come the first ones of what follows in memory.
+    """
+    first, second = (geometry.covering(axis)[:, None, :, None] for axis in range(2))
+    second = second.transpose(1, 0, 3, 2)
+    lines = np.where((first >= 0) & (second >= 0), first * geometry.output_size[1] + second, -1)
+    lines = lines.reshape(geometry.input_size[0] * geometry.input_size[1], -1)
+    count = geometry.output_size[0] * geometry.output_size[1]
+    ahead = np.append(np.maximum.accumulate(lines.max(axis=1, initial=0)), count)[1:]
+    return np.ascontiguousarray(np.hstack([ahead[:, None], _lists(lines)]))
+
+
+def _span(over: np.ndarray) -> tuple[int, int]:
+    """The first row of dY that these rows of dX need, and the one after the last."""
+    needed = [row[2 : 2 + row[1]] for row in over if row[1]]
+    return (min(int(r[0]) for r in needed), 1 + max(int(r[-1]) for r in needed)) if needed else (0, 0)
 
 
 def _broadcast(
@@ -184,7 +267,7 @@ def _broadcast(
     band = max(1, SEGMENT // (elements * channels))
     params = [scalar(), scalar(sums)]
     options: dict[str, Any] = {"elements": elements, "channels": channels, "band": band, "sums": sums}
-    options |= {"shape": shape, "dtype": dtype}
+    options |= {"shape": shape, "dtype": dtype, "inputs": 0}
     step = _step(mean_kernels.broadcast, _params([dtype] * 2, params), -(-items // band), row=channels, **options)
     return Plan(both, params, [items, float(divisor)], [step], None, at_once=math.prod(shape) <= AT_ONCE)
 
