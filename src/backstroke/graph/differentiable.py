@@ -12,7 +12,7 @@ import numpy as np
 from onnx import helper
 
 from .. import memory
-from . import backward
+from . import backward, blocked
 from .model import FLOATS, Model, load
 from .plan import Plan, Planner
 from .prepare import prepare
@@ -73,6 +73,7 @@ class Differentiable:
         self._block = np.empty(0, np.uint8)
         self._looking: Session | None = None
         self._session: Session | None = None
+        self._blocked = blocked.Blocked()
         self._session_outputs: set[str] = set()
         self._last: tuple[_Planned, dict[str, np.ndarray]] | None = None
 
@@ -97,7 +98,8 @@ class Differentiable:
         plan = planned.plan
         for mask, ratio in self._prepared.masks.items():
             arrays[mask] = self._mask(plan.masks[mask], ratio)
-        planned.binding.run({**arrays, **self._live})
+        self._blocked.fill(blocked.block_size())
+        planned.binding.run({**arrays, **self._live, **self._blocked.arrays})
         self._move_statistics(plan.stash)
         self._last = planned, arrays
         return {name: plan.stash[name] for name in self.outputs}
@@ -235,7 +237,10 @@ class Differentiable:
                 if not output.type.tensor_type.elem_type:
                     kind = helper.np_dtype_to_tensor_dtype(dtypes.get(output.name, np.dtype(np.float32)))
                     output.CopyFrom(helper.make_tensor_value_info(output.name, kind, None))
-            self._session = Session(rewritten(proto, self._model, self._live))
+            proto, self._blocked = blocked.rewritten(
+                rewritten(proto, self._model, self._live), self._model, self._live, shapes
+            )
+            self._session = Session(proto)
         return _Planned(plan, self._session.bind(plan.stash))
 
     def _look(self, arrays: dict[str, np.ndarray]) -> tuple[dict[str, tuple[int, ...]], dict[str, np.ndarray]]:
