@@ -168,6 +168,68 @@ def test_external_weights_work(tmp_path: Path) -> None:
         bs.grad(path, of="y", wrt=["w"])
 
 
+def test_a_file_of_weights_beyond_two_gigabytes(tmp_path: Path) -> None:
+    """A sparse file: a weight lies behind 2 GB of nothing, where 32 bits do not reach."""
+    path, x, dy = tmp_path / "model.onnx", normal(2, 3), normal(2, 2)
+    tested = linear()
+    expected = bs.grad(tested, of="y", wrt=["w", "x"])({"x": x}, dy={"y": dy})
+    onnx.save_model(tested, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    proto, file, far = onnx.load(path, load_external_data=False), tmp_path / "weights.bin", (1 << 31) + 4096
+    raw = file.read_bytes()
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "offset":
+                entry.value = str(int(entry.value) + far)
+    path.write_bytes(proto.SerializeToString())
+    with file.open("wb") as out:
+        out.seek(far)
+        out.write(raw)
+    found = bs.grad(path, of="y", wrt=["w", "x"])({"x": x}, dy={"y": dy})
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    with file.open("rb+") as out:
+        out.truncate(far + len(raw) - 4)
+    with pytest.raises(ValueError, match=r"weight 'w' cannot be read from its own file: 'weights.bin' ends before it"):
+        bs.grad(path, of="y", wrt=["w"])
+
+
+def test_weights_of_their_own_file_lie_in_the_models_folder(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    path = tmp_path / "inside" / "model.onnx"
+    onnx.save_model(linear(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "weights.bin").write_bytes((tmp_path / "inside" / "weights.bin").read_bytes())
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../weights.bin"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ValueError, match="leaves the model's folder"):
+        bs.grad(path, of="y", wrt=["w"])
+
+
+def test_large_weights_are_never_part_of_a_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at 2 GB. Sessions get weights, frozen ones too, beside the model."""
+    import onnxruntime
+
+    tested = model(
+        [node("MatMul", "x frozen", "h"), node("MatMul", "h w", "y")],
+        {"x": ["N", 300]}, {"frozen": normal(300, 300), "w": normal(300, 4)},
+    )  # fmt: skip
+    sizes, made = [], onnxruntime.InferenceSession
+
+    def session(data: bytes, *arguments: object, **options: object) -> object:
+        sizes.append(len(data))
+        return made(data, *arguments, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    x, dy = normal(2, 300), normal(2, 4)
+    found = bs.grad(tested, of="y", wrt=["w"])({"x": x}, dy={"y": dy})["w"]
+    frozen = onnx.numpy_helper.to_array(tested.graph.initializer[0])
+    assert np.allclose(found, (x @ frozen).T @ dy, atol=1e-3)
+    assert len(sizes) >= 2
+    assert max(sizes) < 2000
+
+
 def test_an_empty_batch() -> None:
     found = bs.grad(linear(), of="y", wrt=["w", "x"])({"x": np.zeros((0, 3), np.float32)}, dy={"y": normal(0, 2)})
     assert found["x"].shape == (0, 3)

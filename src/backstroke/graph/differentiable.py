@@ -12,7 +12,7 @@ import numpy as np
 from onnx import helper
 
 from .. import memory
-from . import backward
+from . import backward, blocked
 from .model import FLOATS, Model, load
 from .plan import Plan, Planner
 from .prepare import prepare
@@ -73,6 +73,7 @@ class Differentiable:
         self._block = np.empty(0, np.uint8)
         self._looking: Session | None = None
         self._session: Session | None = None
+        self._blocked = blocked.Blocked()
         self._session_outputs: set[str] = set()
         self._last: tuple[_Planned, dict[str, np.ndarray]] | None = None
 
@@ -97,7 +98,8 @@ class Differentiable:
         plan = planned.plan
         for mask, ratio in self._prepared.masks.items():
             arrays[mask] = self._mask(plan.masks[mask], ratio)
-        planned.binding.run({**arrays, **self._live})
+        self._blocked.fill(blocked.block_size())
+        planned.binding.run({**arrays, **self._live, **self._blocked.arrays})
         self._move_statistics(plan.stash)
         self._last = planned, arrays
         return {name: plan.stash[name] for name in self.outputs}
@@ -230,12 +232,16 @@ class Differentiable:
         plan.masks = masks
         if self._session is None or not self._session_outputs.issuperset(plan.stash):
             self._session_outputs |= set(plan.stash)
-            proto = self._model.build(weights_in=self._live, outputs=sorted(self._session_outputs))
+            apart: dict[str, np.ndarray] = {}
+            proto = self._model.build(weights_in=self._live, outputs=sorted(self._session_outputs), apart=apart)
             for output in proto.graph.output:
                 if not output.type.tensor_type.elem_type:
                     kind = helper.np_dtype_to_tensor_dtype(dtypes.get(output.name, np.dtype(np.float32)))
                     output.CopyFrom(helper.make_tensor_value_info(output.name, kind, None))
-            self._session = Session(rewritten(proto, self._model, self._live))
+            proto, self._blocked = blocked.rewritten(
+                rewritten(proto, self._model, self._live), self._model, self._live, shapes
+            )
+            self._session = Session(proto, apart)
         return _Planned(plan, self._session.bind(plan.stash))
 
     def _look(self, arrays: dict[str, np.ndarray]) -> tuple[dict[str, tuple[int, ...]], dict[str, np.ndarray]]:
@@ -243,9 +249,10 @@ class Differentiable:
         asked = [n for n in self._mentioned if n not in self._model.weights and n not in arrays]
         looked = {name: f"{name}:shape" for name in asked}
         wanted = [n for n in asked if n in self._known]
+        fed = {**self._model.large, **self._live}  # a session would make copies of its own
         if self._looking is None:
             nodes = [helper.make_node("Shape", [name], [shape]) for name, shape in looked.items()]
-            proto = self._model.build(weights_in=self._live, outputs=[*looked.values(), *wanted], nodes=nodes)
+            proto = self._model.build(weights_in=fed, outputs=[*looked.values(), *wanted], nodes=nodes)
             for output in proto.graph.output:
                 if not output.type.tensor_type.elem_type:
                     kind = self._model.types.get(output.name, np.dtype(np.int64))
@@ -254,7 +261,7 @@ class Differentiable:
                     )
             self._looking = Session(proto, optimized=False)
         masks = {m: np.ones((), self._model.types.get(x, FLOATS[0])) for m, x in self._prepared.masked.items()}
-        found = self._looking.run({**arrays, **self._live, **masks}, [*looked.values(), *wanted])
+        found = self._looking.run({**arrays, **fed, **masks}, [*looked.values(), *wanted])
         shapes = {name: tuple(int(n) for n in shape) for name, shape in zip(looked, found, strict=False)}
         values = dict(zip(wanted, (np.asarray(v) for v in found[len(looked) :]), strict=True))
         shapes |= {name: w.shape for name, w in self._model.weights.items()}

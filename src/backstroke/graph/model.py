@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,8 +64,13 @@ class Model:
         self.shapes: dict[str, Dims] = {name: w.shape for name, w in {**weights, **self.constants}.items()}
         self._infer()
 
+    @property
+    def large(self) -> dict[str, np.ndarray]:
+        """The weights that are no shapes or axes."""
+        return {name: weight for name, weight in self.weights.items() if weight.size > _IN_SKELETON}
+
     def _infer(self) -> None:
-        proto = self.build(weights_in=[name for name, w in self.weights.items() if w.size > _IN_SKELETON])
+        proto = self.build(weights_in=self.large)
         for node in proto.graph.node:
             if node.domain == "com.microsoft" and node.op_type in _LIKE_THEIR_INPUT:  # inference does not know them
                 del node.input[1:], node.attribute[:]
@@ -108,12 +114,12 @@ class Model:
         weights_in: Iterable[str] = (),
         outputs: Sequence[str] | None = None,
         nodes: Sequence[onnx.NodeProto] = (),
-        embed: bool = True,
+        apart: dict[str, np.ndarray] | None = None,
     ) -> onnx.ModelProto:
         """The model as a protobuf: the weights named in `weights_in` are inputs, the others initializers.
 
-        `outputs` stand in the place of the model's own; `nodes` are put at the end. Without `embed`, weights that are
-        no inputs are left out.
+        `outputs` stand in the place of the model's own; `nodes` are put at the end. With `apart`, large weights that
+        are no inputs go there, to be given to a session as they lie: a protobuf ends at 2 GB.
         """
         proto = onnx.ModelProto()
         proto.CopyFrom(self.skeleton)
@@ -123,7 +129,10 @@ class Model:
                 graph.input.append(
                     helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(weight.dtype), weight.shape)
                 )
-            elif embed:
+            elif apart is not None and weight.size > _IN_SKELETON and weight.dtype.isbuiltin and weight.dtype != object:
+                graph.initializer.append(_elsewhere(name, weight))
+                apart[name] = weight
+            else:
                 graph.initializer.append(numpy_helper.from_array(weight, name))
         graph.node.extend(nodes)
         if outputs is not None:
@@ -214,13 +223,14 @@ def _without_weights(proto: onnx.ModelProto, folder: Path | None) -> tuple[onnx.
             if folder is None:
                 raise ValueError(f"model: weight {name!r} lies in another file; expected a path, to find it by")
             try:
-                external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+                weight = _from_its_file(tensor, folder)
             except Exception as error:
                 raise ValueError(f"model: weight {name!r} cannot be read from its own file: {error}") from error
-        try:
-            weight = numpy_helper.to_array(tensor)
-        except Exception as error:
-            raise ValueError(f"model: weight {name!r} is damaged: {error}") from error
+        else:
+            try:
+                weight = numpy_helper.to_array(tensor)
+            except Exception as error:
+                raise ValueError(f"model: weight {name!r} is damaged: {error}") from error
         weights[name] = weight if weight.flags.writeable and weight.flags.c_contiguous else np.array(weight)
     for sparse in proto.graph.sparse_initializer:
         raise UnsupportedError(f"model: weight {sparse.values.name!r} is sparse; expected dense weights")
@@ -233,6 +243,35 @@ def _without_weights(proto: onnx.ModelProto, folder: Path | None) -> tuple[onnx.
     del proto.graph.input[:]
     proto.graph.input.extend(own)
     return proto, weights
+
+
+def _from_its_file(tensor: onnx.TensorProto, folder: Path) -> np.ndarray:
+    """A tensor in a file of its own, read into the memory that it will have: it may be most of what there is."""
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    if not dtype.isbuiltin or sys.byteorder == "big":
+        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        return np.asarray(numpy_helper.to_array(tensor))
+    info = external_data_helper.ExternalDataInfo(tensor)
+    path = (folder / info.location).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{info.location!r} leaves the model's folder")
+    count, offset = math.prod(tensor.dims), int(info.offset or 0)
+    if info.length not in (None, count * dtype.itemsize):
+        raise ValueError(f"it is said to have {info.length} bytes; expected {count * dtype.itemsize}")
+    found = np.fromfile(path, dtype, count, offset=offset)
+    if found.size != count:
+        raise ValueError(f"{info.location!r} ends before it")
+    return np.reshape(found, tuple(tensor.dims))
+
+
+def _elsewhere(name: str, weight: np.ndarray) -> TensorProto:
+    """A tensor that does not have its numbers with it."""
+    tensor = TensorProto(
+        name=name, data_type=helper.np_dtype_to_tensor_dtype(weight.dtype), data_location=TensorProto.EXTERNAL
+    )
+    tensor.dims.extend(weight.shape)
+    tensor.external_data.add(key="location", value="apart")
+    return tensor
 
 
 def _constants_that_are_weights(proto: onnx.ModelProto) -> list[tuple[str, onnx.TensorProto]]:

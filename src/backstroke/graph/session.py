@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +10,14 @@ import onnx
 
 from ..jit.threads import pool
 
-_LARGE = 1 << 30  # protobufs end at 2 GB; from here on weights go to a file beside the model
-
 
 class Session:
     """One ONNX Runtime session over a model."""
 
-    def __init__(self, proto: onnx.ModelProto, *, optimized: bool = True) -> None:
+    def __init__(
+        self, proto: onnx.ModelProto, apart: Mapping[str, np.ndarray] | None = None, *, optimized: bool = True
+    ) -> None:
+        """`apart` are weights that are not in the protobuf, which ends at 2 GB."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -28,15 +27,12 @@ class Session:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        providers = ["CPUExecutionProvider"]
         try:
-            if proto.ByteSize() < _LARGE:
-                self._session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=providers)
-            else:
-                with tempfile.TemporaryDirectory(prefix="backstroke-") as folder:
-                    path = Path(folder) / "model.onnx"
-                    onnx.save_model(proto, path, save_as_external_data=True, location="weights")
-                    self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+            if apart:
+                values = [onnxruntime.OrtValue.ortvalue_from_numpy(weight) for weight in apart.values()]
+                options.add_external_initializers(list(apart), values)
+            providers = ["CPUExecutionProvider"]
+            self._session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=providers)
         except Exception as error:  # onnxruntime's exceptions have no common class but this
             raise ValueError(f"model: onnxruntime cannot load it: {error}") from error
         self.outputs = [output.name for output in self._session.get_outputs()]

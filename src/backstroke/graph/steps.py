@@ -18,6 +18,7 @@ from ..errors import UnsupportedError
 from . import convolve, fold
 from .formulas import FORMULAS
 from .fuse import Part, sum_part
+from .matrices import Product
 from .tensors import MICROSOFT, OWN, GradientNode
 
 Shape = tuple[int, ...]
@@ -244,26 +245,16 @@ def _reduce_sum(s: Site) -> Work | View:
 
 
 def _mat_mul(s: Site) -> Work:
-    a, b = s.array(0), s.array(1)
-    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    shape = (*lead, a.shape[-2], b.shape[-1])
-
-    def run(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
-        np.matmul(a, b, out=y)
-
-    return Work(run, [(shape, a.dtype)], (0, 1), dense=False)
+    return _product(s, Product(s.array(0), s.array(1)))
 
 
 def _gemm(s: Site) -> Work:
-    flip_a, flip_b, alpha = s.attribute("transA", 0), s.attribute("transB", 0), s.attribute("alpha", 1.0)
-    shape = (s.array(0).shape[1 if flip_a else 0], s.array(1).shape[0 if flip_b else 1])
+    flips = (bool(s.attribute(name, 0)) for name in ("transA", "transB"))
+    return _product(s, Product(s.array(0), s.array(1), s.attribute("alpha", 1.0), *flips))
 
-    def run(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
-        np.matmul(a.T if flip_a else a, b.T if flip_b else b, out=y)
-        if alpha != 1:
-            np.multiply(y, y.dtype.type(alpha), out=y)
 
-    return Work(run, [(shape, s.array(0).dtype)], (0, 1), dense=False)
+def _product(s: Site, product: Product) -> Work:
+    return Work(product.run, [(product.shape, s.array(0).dtype)], (0, 1), dense=product.dense, memory=product.work)
 
 
 # ---- our own families ------------------------------------------------------------------------------------------------

@@ -173,21 +173,23 @@ def adamw(
 
 
 def update(
-    k: Trace, piece: Value, size: Value, g: Pointer, *rest: Any,
+    k: Trace, piece: Value, table: Pointer, *numbers: Value,
     rule: Callable[..., tuple[Any, ...]], states: int, type: Type,
 ) -> None:  # fmt: skip
-    (p, *kept), numbers = rest[: states + 1], rest[states + 1 :]
-    first, lanes = piece * CHUNK, k.target.lanes(type)
-    for at in k.vectors(first, k.least(first + CHUNK, size), lanes=lanes, unroll=UNROLL):
+    """A row of the table says of each piece how many elements it has, and where gradient, parameter and states lie."""
+    count, g, p, *kept = _row(k, piece, table, states, type)
+    for at in k.vectors(count, lanes=k.target.lanes(type), unroll=UNROLL):
         new = rule(p[at], g[at], *(state[at] for state in kept), *numbers)
         for place, value in zip((p, *kept), new, strict=True):
             place.store(at, value)
 
 
-def sum_of_squares(k: Trace, piece: Value, size: Value, x: Pointer, sums: Pointer, *, type: Type) -> None:
-    first, lanes = piece * CHUNK, k.target.lanes(type)
+def sum_of_squares(k: Trace, piece: Value, table: Pointer, sums: Pointer, *, states: int, type: Type) -> None:
+    """Of the gradients in the same table."""
+    count, x, *_ = _row(k, piece, table, states, type)
+    lanes = k.target.lanes(type)
     strands = [k.var(0.0, f64, lanes) for _ in range(UNROLL)]
-    for turn, at in enumerate(k.vectors(first, k.least(first + CHUNK, size), lanes=lanes, unroll=UNROLL)):
+    for turn, at in enumerate(k.vectors(count, lanes=lanes, unroll=UNROLL)):
         value = k.to(f64, x[at])
         strand = strands[turn % UNROLL]
         strand += value * value
@@ -195,3 +197,8 @@ def sum_of_squares(k: Trace, piece: Value, size: Value, x: Pointer, sums: Pointe
     for other in others:
         total = total + other
     sums[piece] = k.sum(total)
+
+
+def _row(k: Trace, piece: Value, table: Pointer, states: int, type: Type) -> tuple[Any, ...]:
+    count, *places = (table[piece * (3 + states) + i] for i in range(3 + states))
+    return count, *(k.dereference(place, type) for place in places)

@@ -120,10 +120,11 @@ class Network:
         prepared = prepare(self._model, training=True)
         model = prepared.model
         makers = {name: node for node in model.nodes for name in node.outputs if name}
-        proto = model.build(weights_in=live, outputs=[])
+        fed = {**model.large, **live}
+        proto = model.build(weights_in=fed, outputs=[])
         proto.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in makers)
         masks = {mask: np.ones((), model.types.get(x, np.float32)) for mask, x in prepared.masked.items()}
-        found = Session(proto, optimized=False).run({**feeds, **live, **masks}, list(makers))
+        found = Session(proto, optimized=False).run({**feeds, **fed, **masks}, list(makers))
         for (name, node), array in zip(makers.items(), found, strict=True):
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
                 return f"{name!r}, made by {node}"

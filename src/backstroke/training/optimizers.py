@@ -8,6 +8,7 @@ torch.optim's SGD and AdamW to rounding.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ import numpy as np
 from .. import arrays
 from ..jit import compile as compiler
 from ..jit.threads import pool
-from ..jit.types import Type, f64, pointer, scalar
+from ..jit.types import f64, i64, pointer, scalar
 from . import kernels
 
 
@@ -123,28 +124,34 @@ def from_settings(settings: Mapping[str, Any]) -> Optimizer:
 
 
 class Updates:
-    """Updates the parameters of one training, in place."""
+    """Updates the parameters of one training, in place.
+
+    All of them at once: a network has hundreds, most of them small, and a call for each would take longer than the
+    arithmetic.
+    """
 
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, np.ndarray]) -> None:
         self.optimizer = optimizer
         self.steps = 0
         self.states = {n: {s: np.zeros_like(p) for s in optimizer.kept} for n, p in parameters.items()}
         self._parameters = {name: _checked(name, p) for name, p in parameters.items()}
-        self._starts, total = {}, 0
-        for name, p in parameters.items():
-            self._starts[name] = total
-            total += kernels.pieces(p.size)
-        self._sums = np.empty(total)
+        self._tables = [
+            _Table({n: [p, *self.states[n].values()] for n, p in self._parameters.items() if p.dtype == dtype})
+            for dtype in dict.fromkeys(p.dtype for p in self._parameters.values())
+        ]
 
     def norm(self, gradients: Mapping[str, np.ndarray]) -> float:
         """The root of the sum of squares of all gradients: the same bits for any number of threads."""
-        for name, p in self._parameters.items():
-            g = _matching(name, gradients[name], p)
-            type, count = arrays.TYPES[g.dtype], kernels.pieces(g.size)
-            kernel = compiler.kernel(kernels.sum_of_squares, scalar(), pointer(type), pointer(f64), type=type)
-            sums = self._sums[self._starts[name] : self._starts[name] + count]
-            pool.run(kernel, kernel.pack(g.size, arrays.address(g), arrays.address(sums)), count)
-        total = float(self._sums.sum()) if not np.isfinite(self._sums).all() else math.fsum(self._sums.tolist())
+        sums = []
+        for table in self._tables:
+            pieces, address = table.with_gradients(gradients)
+            states = len(self.optimizer.kept)
+            params = pointer(i64), pointer(f64)
+            kernel = compiler.kernel(kernels.sum_of_squares, *params, states=states, type=table.type)
+            pool.run(kernel, kernel.pack(address, arrays.address(table.sums)), pieces)
+            sums.append(table.sums)
+        every = np.concatenate([np.empty(0), *sums])
+        total = float(every.sum()) if not np.isfinite(every).all() else math.fsum(every.tolist())
         return math.sqrt(total)
 
     def first_bad(self, gradients: Mapping[str, np.ndarray]) -> str | None:
@@ -153,18 +160,50 @@ class Updates:
 
     def step(self, gradients: Mapping[str, np.ndarray], lr: float, scale: float = 1.0) -> None:
         """Update all parameters with `scale` times the gradients."""
+        given = [table.with_gradients(gradients) for table in self._tables]
         self.steps += 1
-        numbers = self.optimizer.numbers(lr, self.steps)
-        for name, p in self._parameters.items():
-            g = _matching(name, gradients[name], p)
-            places = [g, p, *self.states[name].values()]
-            kernel = self._kernel(arrays.TYPES[p.dtype], len(places) - 2, len(numbers))
-            words = [arrays.address(each) for each in places]
-            pool.run(kernel, kernel.pack(p.size, *words, scale, *numbers), kernels.pieces(p.size))
+        numbers = (scale, *self.optimizer.numbers(lr, self.steps))
+        for table, (pieces, address) in zip(self._tables, given, strict=True):
+            params = [pointer(i64), *[scalar(table.type)] * len(numbers)]
+            states = len(self.optimizer.kept)
+            kernel = compiler.kernel(kernels.update, *params, rule=self.optimizer.rule, states=states, type=table.type)
+            pool.run(kernel, kernel.pack(address, *numbers), pieces)
 
-    def _kernel(self, type: Type, states: int, numbers: int) -> compiler.Function:
-        params = [scalar(), *[pointer(type)] * (states + 2), *[scalar(type)] * (numbers + 1)]
-        return compiler.kernel(kernels.update, *params, rule=self.optimizer.rule, states=states, type=type)
+
+class _Table:
+    """Where the pieces of all parameters of one type lie, with their states and gradients."""
+
+    def __init__(self, arrays_of: Mapping[str, list[np.ndarray]]) -> None:
+        self._arrays = arrays_of
+        first = next(iter(arrays_of.values()))
+        self.type = arrays.TYPES[first[0].dtype]
+        self._counts = {name: kernels.pieces(places[0].size) for name, places in arrays_of.items()}
+        self._rows = np.empty((sum(self._counts.values()), 2 + len(first)), np.int64)
+        self.sums = np.empty(len(self._rows))
+        self._gradients: list[np.ndarray] = []
+        start = 0
+        for name, places in arrays_of.items():
+            steps = np.arange(self._counts[name]) * kernels.CHUNK
+            rows = self._rows[start : start + len(steps)]
+            rows[:, 0] = np.minimum(places[0].size - steps, kernels.CHUNK)
+            for i, place in enumerate(places, 2):
+                rows[:, i] = arrays.address(place) + steps * place.itemsize
+            start += len(steps)
+
+    def with_gradients(self, gradients: Mapping[str, np.ndarray]) -> tuple[int, int]:
+        """The number of pieces, and the address of the table, with these gradients, which it keeps alive."""
+        given = [gradients[name] for name in self._arrays]
+        if len(given) != len(self._gradients) or any(map(operator.is_not, given, self._gradients)):
+            self._gradients = []
+            dense = [_matching(n, g, places[0]) for g, (n, places) in zip(given, self._arrays.items(), strict=True)]
+            start = 0
+            for g, count in zip(dense, self._counts.values(), strict=True):
+                self._rows[start : start + count, 1] = arrays.address(g) + np.arange(count) * (
+                    kernels.CHUNK * g.itemsize
+                )
+                start += count
+            self._gradients = dense  # one that had to be made dense is another array, and made so again the next time
+        return len(self._rows), arrays.address(self._rows)
 
 
 def _checked(name: str, p: np.ndarray) -> np.ndarray:
