@@ -23,7 +23,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from .. import arrays, memory
-from ..convolution.tiles import turned, within
+from ..convolution.tiles import within
 from ..jit import compile as compiler
 from ..jit.threads import pool
 from ..jit.types import f32, i64, pointer
@@ -100,7 +100,7 @@ def put_into_blocks(k: Trace, piece: Value, table: Pointer, *, block: int) -> No
             there = k.value(i, i64) < rows
             line = weights.at(k.where(there, k.value(i, i64), 0) * row)
             lines.append(line[within(k, at.start, 0, k.where(there, count, 0), block)])
-        for i, column in enumerate(turned(k, lines)):
+        for i, column in enumerate(k.turned(lines)):
             number = k.value(at.start, i64) + i
             with k.when(number < count):
                 blocks.at(number % taps * apart + number // taps * block)[_whole(block)] = column
