@@ -22,7 +22,7 @@ from .depthwise_kernels import DepthwisePlan, DepthwiseWeightPlan, Rows
 from .depthwise_pixels import Pixels, bands_of
 from .plane_kernels import PlanePlan
 from .sweeps import Sweep, tap_count
-from .weight_kernels import WeightPlan, sparse
+from .weight_kernels import WeightPlan, column_runs, sparse
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Constants:
     turn: float = 0.6  # cycles that a turn of the inner loop costs by itself
     second_cache: int = 32  # bytes a cycle from there
     staged: float = 0.25  # cycles to stage one element
+    row: float = 6.0  # cycles to stage a vector of a row of x
+    far: int = 16  # bytes a cycle from behind the second cache
     delivered: float = 0.8  # cycles to turn one element and store it
     kept: float = 0.2  # cycles to store one element as it lies
     tile: float = 12.0  # cycles to begin and end a register tile
@@ -45,6 +47,7 @@ class Constants:
     strip_bytes: int = 24 << 10  # turned dy of a box, so that it stays in the first cache
     pieces: int = 8  # as many pieces are wanted at least
     partial_bytes: int = 4 << 20  # sums of weights that are kept apart
+    most_runs: int = 9  # of columns that see the same taps, each traced by itself
     most_traced: int = 3000  # multiply-adds in the code of one nest
     most_scratch: int = 6 << 20  # scratch memory of a thread
 
@@ -302,24 +305,26 @@ def strip_plans(
     geometry: Geometry, problem: Problem, biased: bool, target: Target
 ) -> Iterator[tuple[WeightPlan, float]]:
     """Vectors over output channels: any convolution."""
-    c, lanes = CONSTANTS, target.lanes(problem.type)
+    lanes = target.lanes(problem.type)
     a, b, last = geometry.kernel
     unit = _pixel_unit(geometry, problem, target)
-    pixels = problem.images * geometry.output_size[0] * geometry.output_size[1] * -(-geometry.output_size[2] // unit)
     vectors_wanted = -(-problem.outputs // lanes)
     for joined in (True, False):
         inline = a * b * last if joined else last
         if joined and (a * b == 1 or inline > _room(target)):
             continue
+        padded, few = any(pad != (0, 0) for pad in geometry.pads), len(column_runs(geometry)) <= CONSTANTS.most_runs
+        exact = padded and few and not joined and unit == 1
+        lines, runs = _pixel_runs(geometry, exact, unit)
         for vectors in range(1, min(4, vectors_wanted) + 1):
             best: tuple[float, int] | None = None
             for rows in range(1, min(_room(target), max(1, problem.inputs)) + 1):
                 if rows * inline * vectors > _room(target) and rows * vectors > 1:
                     break
 
-                def turns(rows: int, inline: int = inline, vectors: int = vectors) -> float:
-                    n = rows * inline
-                    return _turn(n * vectors, n + vectors, 0)
+                def turns(rows: int, inline: int = inline, vectors: int = vectors, runs: Runs = runs) -> float:
+                    leading = rows * inline // last
+                    return sum(n * _turn(leading * m * vectors, leading * m + vectors, 0) for n, m in runs)
 
                 whole, rest = divmod(problem.inputs, rows)
                 cycles = whole * turns(rows) + (turns(rest) if rest else 0.0)
@@ -328,16 +333,56 @@ def strip_plans(
             if best is None:
                 continue
             blocks = -(-vectors_wanted // vectors)
-            plan = _cut(geometry, problem, biased, lanes, joined, vectors, best[1], unit)
-            cycles = problem.groups * pixels * blocks * (a * b * last // inline) * best[0]
-            if plan.staged_dy:
-                cycles += problem.groups * pixels * blocks * vectors * lanes * plan.input_blocks * c.delivered
-            if plan.staged_x:
-                z, y, x = plan.x_size
-                staged = plan.box_count * plan.box[0] * z * y * x * problem.inputs * problem.groups
-                cycles += staged * blocks * c.staged
-            boxes = plan.box_count * problem.groups * blocks * -(-problem.inputs // best[1]) * (a * b * last // inline)
-            yield plan, cycles + boxes * c.tile * 3
+            passes = problem.images * problem.groups * blocks * (1 if joined else lines)
+            if joined:
+                passes *= geometry.output_size[0] * geometry.output_size[1]
+            for span in sorted({1, min(2, blocks), min(4, blocks), -(-blocks // 2), blocks}):
+                for apart in (False, True):
+                    plan = _cut(
+                        geometry, problem, biased, lanes, vectors, unit,
+                        rows=best[1], joined=joined, exact=exact, span=span, apart=apart,
+                    )  # fmt: skip
+                    yield plan, passes * best[0] + _around_weights(plan, lanes)
+
+
+Runs = list[tuple[int, int]]
+
+
+def _pixel_runs(geometry: Geometry, exact: bool, unit: int) -> tuple[int, Runs]:
+    """How many rows of an image's outputs the leading taps meet, and (columns or pairs of them, taps) along one."""
+    if exact:
+        seen = [
+            sum(0 <= geometry.start(i, o) + m * geometry.dilations[i] < geometry.input_size[i]
+                for o in range(geometry.output_size[i]) for m in range(geometry.kernel[i]))
+            for i in range(2)
+        ]  # fmt: skip
+        return math.prod(seen), [(end - start, len(taps)) for start, end, taps in column_runs(geometry)]
+    lines = math.prod(n * k for n, k in zip(geometry.output_size[:2], geometry.kernel[:2], strict=True))
+    return lines, [(-(-geometry.output_size[2] // unit), geometry.kernel[2])]
+
+
+def _around_weights(plan: WeightPlan, lanes: int) -> float:
+    """Cycles of staging, of fetching what is not near, and of adding tiles to the sums."""
+    c, size, block = CONSTANTS, plan.type.compute.bytes, plan.block(lanes)
+    z, y, x = plan.x_size
+    spans, blocks = plan.output_spans(lanes), plan.output_blocks(lanes)
+    pixels = plan.images * math.prod(plan.geometry.output_size)
+    cycles = 0.0
+    if plan.staged_dy:
+        cycles += pixels * blocks * block * plan.input_blocks * c.delivered
+    if plan.staged_x:
+        row = -(-x // lanes) * c.row * (plan.geometry.strides[2] if plan.compact[1] else 1)
+        cycles += plan.box_count * plan.box[0] * z * y * plan.inputs * spans * row
+    read = plan.images * plan.inputs * math.prod(plan.geometry.input_size) * spans
+    read += pixels * plan.outputs * plan.input_blocks
+    leading = 1 if plan.joined else plan.taps // plan.geometry.kernel[2]
+    tiles = plan.box_count * blocks * -(-plan.inputs // plan.rows) * leading
+    sums = plan.sums(lanes) * blocks * size
+    # A piece's sums are gone through once a box; where they do not stay near, that is read and written.
+    if plan.span * plan.sums(lanes) * size // plan.input_blocks > c.stage_bytes * 2:
+        read += 2 * sums * plan.box_count // size
+    read += 3 * sums * (plan.chunks - 1) // size
+    return plan.groups * (cycles + read * size / c.far + tiles * c.tile * 3)
 
 
 def _spread_out(geometry: Geometry, problem: Problem) -> bool:
@@ -353,9 +398,13 @@ def _pixel_unit(geometry: Geometry, problem: Problem, target: Target) -> int:
 
 
 def _cut(
-    geometry: Geometry, problem: Problem, biased: bool, lanes: int, joined: bool, vectors: int, rows: int, unit: int
-) -> WeightPlan:
-    """Boxes whose dy stays in the first cache, and enough pieces."""
+    geometry: Geometry, problem: Problem, biased: bool, lanes: int, vectors: int, unit: int, *,
+    rows: int, joined: bool, exact: bool, span: int, apart: bool,
+) -> WeightPlan:  # fmt: skip
+    """Boxes whose dy stays in the first cache, and enough pieces.
+
+    Those are ranges of boxes, whose sums are kept apart, or first of all (not `apart`) blocks of input channels.
+    """
     c, size, block = CONSTANTS, problem.bytes, vectors * lanes
     _, y, x = geometry.output_size
     pixels = max(16, c.strip_bytes // (block * size)) * unit
@@ -366,10 +415,11 @@ def _cut(
     while problem.images % images:
         images -= 1
     whole = problem.type is problem.type.compute
+    padded = any(pad != (0, 0) for pad in geometry.pads) and not exact
     plan = WeightPlan(
         geometry, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs, vectors, rows,
-        joined, (images, high, wide), max(1, problem.inputs), 1,
-        not whole or any(pad != (0, 0) for pad in geometry.pads) or _spread_out(geometry, problem),
+        joined, (images, high, wide), max(1, problem.inputs), span, 1, exact,
+        not whole or padded or _spread_out(geometry, problem),
         not whole or problem.layout == "NCX" or problem.outputs % block != 0, biased, problem.type, unit == 2,
     )  # fmt: skip
 
@@ -378,13 +428,20 @@ def _cut(
 
     while plan.depth > rows and plan.scratch(lanes)[1] * size > c.stage_bytes * 2 // 3:
         plan = shallower()
-    blocks = problem.groups * plan.output_blocks(lanes)
-    while plan.depth > max(rows, 32) and blocks * plan.input_blocks < c.pieces:
+    spans, chunks = problem.groups * plan.output_spans(lanes), 1
+    sums = problem.groups * plan.output_blocks(lanes) * plan.sums(lanes) * size
+
+    def enough_chunks() -> int:
+        chunks = 1
+        while spans * plan.input_blocks * chunks < c.pieces and sums * chunks * 2 <= c.partial_bytes:
+            chunks *= 2
+        return chunks
+
+    if apart:
+        chunks = enough_chunks()
+    while plan.depth > max(rows, 32) and spans * plan.input_blocks * chunks < c.pieces:
         plan = shallower()
-    chunks, sums = 1, blocks * plan.sums(lanes) * size
-    while blocks * plan.input_blocks * chunks < c.pieces and sums * chunks * 2 <= c.partial_bytes:
-        chunks *= 2
-    return replace(plan, chunks=min(chunks, plan.box_count))
+    return replace(plan, chunks=min(max(chunks, enough_chunks()), plan.box_count))
 
 
 # ---- depthwise ------------------------------------------------------------------------------------------------------
