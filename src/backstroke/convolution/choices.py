@@ -101,6 +101,11 @@ def _room(target: Target) -> int:
     return CONSTANTS.tile_room if target.registers >= 32 else CONSTANTS.tile_room // 2 - 2
 
 
+def _rows(target: Target, vectors: int) -> int:
+    """Rows of a register tile: one register spreads their numbers, and the vectors need theirs."""
+    return min(_room(target), target.registers - 1 - vectors) // vectors
+
+
 def _halved(count: int, unit: int) -> int:
     """About half of `count`, in units."""
     return max(unit, -(-count // unit // 2) * unit)
@@ -126,7 +131,7 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
     for vectors in range(1, min(4, vectors_wanted) + 1):
         blocks = -(-vectors_wanted // vectors)
         for images, high in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2)):
-            wide = min(columns, _room(target) // vectors // (images * high))
+            wide = min(columns, _rows(target, vectors) // (images * high))
             if images > problem.images or high > rows or wide == 0 or (wide < columns and images * high > 1):
                 continue
             wide = _evened(columns, wide)
@@ -311,7 +316,7 @@ def strip_plans(
     vectors_wanted = -(-problem.outputs // lanes)
     for joined in (True, False):
         inline = a * b * last if joined else last
-        if joined and (a * b == 1 or inline > _room(target)):
+        if joined and (a * b == 1 or inline > _rows(target, 1)):
             continue
         padded, few = any(pad != (0, 0) for pad in geometry.pads), len(column_runs(geometry)) <= CONSTANTS.most_runs
         exact = padded and few and not joined and unit == 1
@@ -319,7 +324,7 @@ def strip_plans(
         for vectors in range(1, min(4, vectors_wanted) + 1):
             best: tuple[float, int] | None = None
             for rows in range(1, min(_room(target), max(1, problem.inputs)) + 1):
-                if rows * inline * vectors > _room(target) and rows * vectors > 1:
+                if rows * inline > _rows(target, vectors) and rows * vectors > 1:
                     break
 
                 def turns(rows: int, inline: int = inline, vectors: int = vectors, runs: Runs = runs) -> float:
