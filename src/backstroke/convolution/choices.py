@@ -135,23 +135,52 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
             if images > problem.images or high > rows or wide == 0 or (wide < columns and images * high > 1):
                 continue
             wide = _evened(columns, wide)
-            pixels = images * high * wide
-            turns = -(-columns // wide) * -(-rows // high) * -(-problem.images // images)
-            turns *= -(-sweep.output_size[0] // spread[0]) * blocks * problem.groups
-            inner = _turn(pixels * vectors, pixels + vectors, vectors * lanes * problem.bytes)
-            products = sweep.taps * steps
-            cycles = turns * (products * inner + len(sweep.phases) * c.tile)
-            plan = _boxed(
-                ChannelPlan(
-                    sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
-                    (images, spread[0], high * spread[1], wide * spread[2]), (images, high, wide), vectors,
-                    steps, steps,
-                    problem.layout == "NCX" or problem.type is not problem.type.compute or not sweep.inside,
-                    problem.type, unit == 2,
-                ),
-                lanes,
+            exact = wide == columns and high == 1 and not sweep.inside
+            cycles = problem.groups * blocks * -(-problem.images // images) * steps * _phase_cycles(
+                sweep, images, high, wide, exact, vectors, lanes * problem.bytes
             )  # fmt: skip
-            yield plan, cycles + _around(plan, c.delivered if problem.layout == "NCX" else c.kept, lanes)
+            tiles = -(-columns // wide) * -(-rows // high) * -(-problem.images // images)
+            tiles *= -(-sweep.output_size[0] // spread[0]) * blocks * problem.groups * len(sweep.phases)
+            for span in sorted({1, min(2, blocks), min(4, blocks), -(-blocks // 2), blocks}):
+                plan = _boxed(
+                    ChannelPlan(
+                        sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
+                        (images, spread[0], high * spread[1], wide * spread[2]), (images, high, wide), vectors,
+                        span * vectors * lanes, steps, steps,
+                        problem.type is not problem.type.compute
+                        or (not exact and (problem.layout == "NCX" or not sweep.inside)),
+                        exact, problem.type, unit == 2,
+                    ),
+                    lanes,
+                )  # fmt: skip
+                slices = -(-plan.steps // plan.depth)
+                yield plan, cycles + tiles * slices * c.tile + _around(plan, problem, lanes)
+
+
+def _phase_cycles(
+    sweep: Sweep, images: int, high: int, wide: int, exact: bool, vectors: int, vector_bytes: int
+) -> float:
+    """Cycles that the tiles of some images take for an input channel: of all phases, rows and taps."""
+
+    def turn(pixels: int) -> float:
+        return _turn(pixels * vectors, pixels + vectors, vectors * vector_bytes) if pixels else 0.0
+
+    total = 0.0
+    for phase in sweep.phases:
+        lines = 1
+        for axis, extent, size in zip(phase[:2], sweep.input_size[:2], (1, high), strict=True):
+            seen = size == 1
+            lines *= (
+                sum(len(axis.seen(place, extent)) for place in range(axis.size)) if seen
+                else -(-axis.size // size) * len(axis.offsets)
+            )  # fmt: skip
+        if exact:
+            places = [phase[2].seen(place, sweep.input_size[2]) for place in range(phase[2].size)]
+            columns = sum(turn(images * sum(m in seen for seen in places)) for m in range(len(phase[2].offsets)))
+        else:
+            columns = -(-phase[2].size // wide) * len(phase[2].offsets) * turn(images * high * wide)
+        total += lines * columns
+    return total
 
 
 def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
@@ -163,7 +192,8 @@ def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
     def fits(images: int, y: int, x: int, share: int = 1) -> bool:
         box = replace(plan, box=(images, z, y, x))
         sums = images * z * y * x * plan.block(lanes) * size
-        return box.staged_view.image * images * size <= c.stage_bytes * share and sums <= c.sums_bytes * share
+        near = c.stage_bytes * share * (1 if plan.staged else 2)
+        return box.staged_view.image * images * size <= near and sums <= c.sums_bytes * share
 
     y, x = -(-height // unit_y) * unit_y, -(-width // unit_x) * unit_x
     whole_y = y
@@ -172,17 +202,17 @@ def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
     while x > unit_x and not fits(images, y, x, 2):
         x = _halved(x, unit_x)
     y, x = _evened(height, y, unit_y), _evened(width, x, unit_x)
-    boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups
+    boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups * plan.spans
     while images * 2 <= plan.images and y == whole_y and fits(images * 2, y, x):
         if boxes * plan.images // (images * 2) < c.pieces:
             break
         images *= 2
     while y > unit_y and boxes * -(-plan.images // images) < c.pieces:
         y = _halved(y, unit_y)
-        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups
-    while x > unit_x and boxes * -(-plan.images // images) < c.pieces:
+        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups * plan.spans
+    while x > unit_x and not plan.exact and boxes * -(-plan.images // images) < c.pieces:
         x = _halved(x, unit_x)
-        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups
+        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups * plan.spans
     y, x = _evened(height, y, unit_y), min(width, _evened(width, x, unit_x))
     uneven = plan.images % images or height % y or width % x
     most_taps = max(len(a.offsets) * len(b.offsets) * len(d.offsets) for a, b, d in sweep.phases) or 1
@@ -193,14 +223,18 @@ def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
     return boxed
 
 
-def _around(plan: ChannelPlan, delivered: float, lanes: int) -> float:
-    """Cycles of staging and delivering."""
-    boxes, elements = plan.pieces, plan.images * plan.groups * plan.outputs
-    for size in plan.sweep.output_size:
-        elements *= size
+def _around(plan: ChannelPlan, problem: Problem, lanes: int) -> float:
+    """Cycles of staging, of fetching what is not near, and of delivering."""
+    c, size = CONSTANTS, problem.bytes
+    boxes, elements = math.prod(plan.boxes) * plan.groups, plan.images * plan.groups * plan.outputs
+    elements *= math.prod(plan.sweep.output_size)
     z, y, x = plan.staged_size
-    staged = boxes * plan.box[0] * plan.steps * z * y * x * CONSTANTS.staged if plan.staged else 0.0
-    return staged + elements * delivered
+    read = plan.spans * plan.images * plan.groups * plan.inputs * math.prod(plan.sweep.input_size)
+    weights = plan.packed_block(lanes) * plan.blocks(lanes)
+    if weights * size > c.stage_bytes:
+        read += boxes * weights
+    staged = boxes * plan.spans * plan.box[0] * plan.steps * z * y * x * c.staged if plan.staged else 0.0
+    return staged + read * size / c.far + elements * (c.delivered if plan.layout == "NCX" else c.kept)
 
 
 # Output channels and vectors of a register tile by planes: what 32 registers hold, or 16.

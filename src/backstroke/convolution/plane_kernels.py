@@ -50,15 +50,6 @@ class PlanePlan(SweepPlan):
         return self.depth
 
     @property
-    def spans(self) -> int:
-        """How many pieces share a box."""
-        return -(-self.outputs // self.span)
-
-    @property
-    def pieces(self) -> int:
-        return super().pieces * self.spans
-
-    @property
     def staged_view(self) -> View:
         """How a staged slice lies: channels, images, planes; a channel takes an odd number of cache lines."""
         z, y, x = self.staged_size
@@ -106,8 +97,7 @@ def sweep_planes(
 ) -> None:  # fmt: skip
     """One box, for one span of output channels."""
     sweep, lanes = plan.sweep, k.target.lanes(plan.type.compute)
-    span = piece % plan.spans if plan.spans > 1 else k.value(0, i64)
-    group, image, corner = place_of_piece(k, plan, piece // plan.spans if plan.spans > 1 else piece)
+    span, group, image, corner = place_of_piece(k, plan, piece)
     present, *counts = counts_of_piece(k, plan, image, corner)
     input_view = tensor_view(plan.inputs * plan.groups, sweep.input_size, plan.layout)
     output_view = tensor_view(plan.outputs * plan.groups, sweep.output_size, plan.layout)
