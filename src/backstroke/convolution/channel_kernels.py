@@ -95,9 +95,9 @@ def sweep_channels(
     begin = first_input(sweep, corner)
     origin = source.at(image * input_view.image).at(group * (plan.inputs * input_view.channel))
     present, *counts = counts_of_piece(k, plan, image, corner)
-    first, some_blocks = span * (plan.span // block), plan.span // block
-    if blocks % some_blocks:
-        some_blocks = least(k, some_blocks, blocks - first)
+    per_span = plan.span // block
+    first = span * per_span
+    some_blocks = per_span if blocks % per_span == 0 else least(k, per_span, blocks - first)
     goal = target.at(image * output_view.image).at(group * (plan.outputs * output_view.channel))
     weights = plan.seen(packed.at((group * blocks + first) * plan.packed_block(lanes)))
     biases = bias.at(group * plan.outputs) if biased else None
@@ -232,14 +232,14 @@ class _Walk:
                                 line.at(x * steps[2]), view, weights, goal, phase, taps, reads, writes, depth, more
                             )
 
-    def _seen(self, phase: Phase, z: Value, y: Value) -> list[tuple[Value | int, Value | int]]:
+    def _seen(self, phase: Phase, z: Value, y: Value) -> Ranges:
         """From where to where the offsets of planes and rows meet the input, for a tile that begins at this output."""
-        k, ranges = self.k, []
+        k = self.k
+        ranges: Ranges = []
         for number, axis, place in ((0, phase[0], z), (1, phase[1], y)):
             count, extent = len(axis.offsets), self.plan.sweep.input_size[number]
-            if count == 0 or axis.seen(0, extent) == axis.seen(axis.size - 1, extent) == range(count):
-                ranges.append((0, count))
-            elif number == 1 and self.plan.tile[1] > 1:
+            everywhere = axis.size == 0 or axis.seen(0, extent) == axis.seen(axis.size - 1, extent) == range(count)
+            if everywhere or count == 0 or (number == 1 and self.plan.tile[1] > 1):
                 ranges.append((0, count))
             else:
                 here = (place + k.value(self.corner[number], i64) // axis.spread) * axis.step + axis.offsets[0]
@@ -326,14 +326,14 @@ class _Walk:
             for j in k.range(*taps[1]):
                 first, number = i * pitches[0] + j * pitches[1], (i * b + j) * c
                 if not self.plan.exact:
-                    for m in k.range(c):
-                        yield first + m * pitches[2], number + m, everything
+                    for each in k.range(c):
+                        yield first + each * pitches[2], number + each, everything
                     continue
                 columns = phase[2].size
                 for m in range(c):
                     seen = [m in phase[2].seen(q, self.plan.sweep.input_size[2]) for q in range(columns)]
                     if any(seen):
-                        picks = [i for i in everything if seen[i % columns]]
+                        picks = [pixel for pixel in everything if seen[pixel % columns]]
                         yield k.opaque(first + m * pitches[2]), number + m, picks
 
     def deliver(self, totals: Pointer, target: Pointer, view: View, first: Value, bias: Pointer | None) -> None:

@@ -154,7 +154,7 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
                     lanes,
                 )  # fmt: skip
                 slices = -(-plan.steps // plan.depth)
-                yield plan, cycles + tiles * slices * c.tile + _around(plan, problem, lanes)
+                yield plan, cycles + tiles * slices * c.tile + _around(plan, lanes)
 
 
 def _phase_cycles(
@@ -223,18 +223,22 @@ def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
     return boxed
 
 
-def _around(plan: ChannelPlan, problem: Problem, lanes: int) -> float:
+def _around(plan: ChannelPlan, lanes: int) -> float:
     """Cycles of staging, of fetching what is not near, and of delivering."""
-    c, size = CONSTANTS, problem.bytes
-    boxes, elements = math.prod(plan.boxes) * plan.groups, plan.images * plan.groups * plan.outputs
-    elements *= math.prod(plan.sweep.output_size)
+    c, elements = CONSTANTS, plan.images * plan.groups * plan.outputs * math.prod(plan.sweep.output_size)
     z, y, x = plan.staged_size
+    staged = plan.pieces * plan.box[0] * plan.steps * z * y * x * c.staged if plan.staged else 0.0
+    return staged + _fetched(plan, lanes) + elements * (c.delivered if plan.layout == "NCX" else c.kept)
+
+
+def _fetched(plan: ChannelPlan | PlanePlan, lanes: int) -> float:
+    """Cycles in which inputs come for every span, and weights for every box if they do not stay near."""
+    c, size = CONSTANTS, plan.type.compute.bytes
     read = plan.spans * plan.images * plan.groups * plan.inputs * math.prod(plan.sweep.input_size)
-    weights = plan.packed_block(lanes) * plan.blocks(lanes)
+    weights = plan.sweep.taps * plan.steps * plan.blocks(lanes) * plan.block(lanes)
     if weights * size > c.stage_bytes:
-        read += boxes * weights
-    staged = boxes * plan.spans * plan.box[0] * plan.steps * z * y * x * c.staged if plan.staged else 0.0
-    return staged + read * size / c.far + elements * (c.delivered if plan.layout == "NCX" else c.kept)
+        read += math.prod(plan.boxes) * plan.groups * weights
+    return read * size / c.far
 
 
 # Output channels and vectors of a register tile by planes: what 32 registers hold, or 16.
@@ -334,7 +338,7 @@ def _plane_cycles(plan: PlanePlan, lanes: int) -> float:
     z, y, x = plan.staged_size
     staged = boxes * plan.spans * plan.box[0] * plan.steps * z * y * x * c.staged
     elements = plan.images * plan.groups * plan.outputs * math.prod(plan.sweep.output_size)
-    return total + staged + (0.0 if plan.direct else elements * c.kept)
+    return total + staged + _fetched(plan, lanes) + (0.0 if plan.direct else elements * c.kept)
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------
@@ -408,7 +412,8 @@ def _around_weights(plan: WeightPlan, lanes: int) -> float:
     pixels = plan.images * math.prod(plan.geometry.output_size)
     cycles = 0.0
     if plan.staged_dy:
-        cycles += pixels * blocks * block * plan.input_blocks * c.delivered
+        line = plan.box[1] * plan.box[2] if plan.flat else plan.box[2]
+        cycles += pixels / line * -(-line // lanes) * lanes * blocks * block * plan.input_blocks * c.delivered
     if plan.staged_x:
         row = -(-x // lanes) * c.row * (plan.geometry.strides[2] if plan.compact[1] else 1)
         cycles += plan.box_count * plan.box[0] * z * y * plan.inputs * spans * row

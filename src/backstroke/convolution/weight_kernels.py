@@ -134,6 +134,11 @@ class WeightPlan:
         plane = (-(-z * y * x // 16) | 1) * 16
         return View(plane * self.depth, plane, (y * x, x, 1))
 
+    @property
+    def flat(self) -> bool:
+        """Whether the rows of a box of dy follow one another, and are one."""
+        return self.box[2] == self.geometry.output_size[2] and not self.paired
+
     def dy_view(self, lanes: int) -> View:
         block, (_, y, x) = self.block(lanes), self.box
         x = -(-x // self.unit)
@@ -219,7 +224,11 @@ def weight_gradient(
                     dy_view, size = plan.dy_view(lanes), (1, *plan.box[1:])
                     left = k.least(block, plan.outputs - (first_block + b) * block)
                     goal_of_dy = scratch.viewed(i32) if plan.paired else scratch
-                    where = (outputs, dy_whole, g.output_size, images, left, corner, size, goal_of_dy, dy_view)
+                    extent, start = g.output_size, corner
+                    if plan.flat:
+                        extent, start = (extent[0], 1, extent[1] * extent[2]), [corner[0], 0, corner[1] * extent[2]]
+                        size = (1, 1, size[1] * size[2])
+                    where = (outputs, dy_whole, extent, images, left, start, size, goal_of_dy, dy_view)
                     stage = stage_turned if plan.layout == "NCX" else stage_pixels
                     stage(k, *where, block)
                     outputs = goal_of_dy
