@@ -23,6 +23,7 @@ from .tiles import (
     Totals,
     View,
     accumulate,
+    apart,
     least,
     new_totals,
     some,
@@ -63,11 +64,15 @@ class ChannelPlan(SweepPlan):
 
     @property
     def staged_view(self) -> View:
-        """How the staged input lies: a plane takes an odd number of cache lines, so that planes do not collide."""
+        """How the staged input lies: a plane takes an odd number of cache lines, so that planes do not collide.
+
+        So does a pixel of channels last.
+        """
         z, y, x = self.staged_size
         if self.layout == "NXC":
-            return View(z * y * x * self.chunk, 1, (y * x * self.chunk, x * self.chunk, self.chunk))
-        plane = (-(-z * y * x // 16) | 1) * 16
+            pixel = apart(self.chunk)
+            return View(z * y * x * pixel, 1, (y * x * pixel, x * pixel, pixel))
+        plane = apart(z * y * x)
         return View(plane * self.chunk, plane, (y * x, x, 1))
 
     def block(self, lanes: int) -> int:

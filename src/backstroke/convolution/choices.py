@@ -44,6 +44,9 @@ class Constants:
     stage_bytes: int = 384 << 10  # staged input of a box, so that it stays in the second cache
     sums_bytes: int = 256 << 10
     weight_bytes: int = 128 << 10  # packed weights that a slice of input channels takes
+    ways: int = 8  # cache lines of the same place that a cache holds at ease
+    way_bytes: int = 4096  # so far apart is the same place of the first cache, and of the second
+    second_way_bytes: int = 64 << 10
     strip_bytes: int = 24 << 10  # turned dy of a box, so that it stays in the first cache
     pieces: int = 8  # as many pieces are wanted at least
     partial_bytes: int = 4 << 20  # sums of weights that are kept apart
@@ -148,13 +151,20 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
                         (images, spread[0], high * spread[1], wide * spread[2]), (images, high, wide), vectors,
                         span * vectors * lanes, steps, steps,
                         problem.type is not problem.type.compute
-                        or (not exact and (problem.layout == "NCX" or not sweep.inside)),
+                        or (not exact and (problem.layout == "NCX" or not sweep.inside))
+                        or _crowded(problem, problem.inputs, sweep.step[2], images * high * wide, c.way_bytes),
                         exact, problem.type, unit == 2,
                     ),
                     lanes,
                 )  # fmt: skip
                 slices = -(-plan.steps // plan.depth)
                 yield plan, cycles + tiles * slices * c.tile + _around(plan, lanes)
+
+
+def _crowded(problem: Problem, channels: int, step: int, pixels: int, way_bytes: int) -> bool:
+    """Whether pixels of channels last are so far apart that they drive each other out of a cache's few places."""
+    apart = channels * problem.groups * problem.bytes * step
+    return problem.layout == "NXC" and pixels > CONSTANTS.ways * max(1, way_bytes // (apart & -apart))
 
 
 def _phase_cycles(
@@ -413,9 +423,11 @@ def _around_weights(plan: WeightPlan, lanes: int) -> float:
     cycles = 0.0
     if plan.staged_dy:
         line = plan.box[1] * plan.box[2] if plan.flat else plan.box[2]
-        cycles += pixels / line * -(-line // lanes) * lanes * blocks * block * plan.input_blocks * c.delivered
+        turned = -(-line // lanes) * lanes * c.delivered if plan.layout == "NCX" else line * c.kept
+        cycles += pixels / line * turned * blocks * block * plan.input_blocks
     if plan.staged_x:
         row = -(-x // lanes) * c.row * (plan.geometry.strides[2] if plan.compact[1] else 1)
+        row = row if plan.layout == "NCX" else x * c.staged
         cycles += plan.box_count * plan.box[0] * z * y * plan.inputs * spans * row
     read = plan.images * plan.inputs * math.prod(plan.geometry.input_size) * spans
     read += pixels * plan.outputs * plan.input_blocks
@@ -460,11 +472,16 @@ def _cut(
         images -= 1
     whole = problem.type is problem.type.compute
     padded = any(pad != (0, 0) for pad in geometry.pads) and not exact
+
+    def crowded(channels: int, step: int) -> bool:
+        return _crowded(problem, channels, step, images * high * wide, c.second_way_bytes)
+
+    staged_x = not whole or padded or _spread_out(geometry, problem) or crowded(problem.inputs, geometry.strides[2])
+    staged_dy = not whole or problem.layout == "NCX" or problem.outputs % block != 0 or crowded(problem.outputs, 1)
     plan = WeightPlan(
         geometry, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs, vectors, rows,
-        joined, (images, high, wide), max(1, problem.inputs), span, 1, exact,
-        not whole or padded or _spread_out(geometry, problem),
-        not whole or problem.layout == "NCX" or problem.outputs % block != 0, biased, problem.type, unit == 2,
+        joined, (images, high, wide), max(1, problem.inputs), span, 1, exact, staged_x, staged_dy, biased,
+        problem.type, unit == 2,
     )  # fmt: skip
 
     def shallower() -> WeightPlan:

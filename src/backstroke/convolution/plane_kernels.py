@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..jit.types import Type, i64
 from .sweep_plan import SweepPlan, counts_of_piece, first_input, place_of_piece
 from .sweeps import Axis, Phase, Sweep, tap_count
-from .tiles import View, accumulate, least, some, stage_planes, tensor_view, whole
+from .tiles import View, accumulate, apart, least, some, stage_planes, tensor_view, whole
 
 if TYPE_CHECKING:
     from ..jit.trace import Pointer, Trace, Value
@@ -53,7 +53,7 @@ class PlanePlan(SweepPlan):
     def staged_view(self) -> View:
         """How a staged slice lies: channels, images, planes; a channel takes an odd number of cache lines."""
         z, y, x = self.staged_size
-        channel = (-(-self.box[0] * z * y * x // 16) | 1) * 16
+        channel = apart(self.box[0] * z * y * x)
         return View(z * y * x, channel, (y * x, x, 1))
 
     def flat(self, phase: Phase) -> int:

@@ -21,6 +21,7 @@ from ..jit.types import Type, i16, i32, i64
 from .tiles import (
     View,
     accumulate,
+    apart,
     least,
     new_totals,
     stage_pixels,
@@ -130,8 +131,9 @@ class WeightPlan:
     def x_view(self) -> View:
         z, y, x = self.x_size
         if self.layout == "NXC":
-            return View(z * y * x * self.depth, 1, (y * x * self.depth, x * self.depth, self.depth))
-        plane = (-(-z * y * x // 16) | 1) * 16
+            pixel = apart(self.depth)
+            return View(z * y * x * pixel, 1, (y * x * pixel, x * pixel, pixel))
+        plane = apart(z * y * x)
         return View(plane * self.depth, plane, (y * x, x, 1))
 
     @property
