@@ -29,7 +29,8 @@ from .weight_kernels import WeightPlan, column_runs, sparse
 class Constants:
     """What the model believes of a core. Cycles, bytes, or plain numbers."""
 
-    issue: int = 2  # multiply-adds that start in a cycle, and loads
+    issue: int = 2  # multiply-adds that start in a cycle
+    load: float = 0.55  # cycles of a load
     latency: int = 4  # cycles until a sum can be used again
     turn: float = 0.6  # cycles that a turn of the inner loop costs by itself
     second_cache: int = 32  # bytes a cycle from there
@@ -96,7 +97,7 @@ class Choice:
 def _turn(products: int, loads: int, fresh_bytes: int) -> float:
     """Cycles of one turn of an inner loop."""
     c = CONSTANTS
-    bound = max(products / c.issue, loads / c.issue, fresh_bytes / c.second_cache, c.latency)
+    bound = max(products / c.issue, loads * c.load, fresh_bytes / c.second_cache, c.latency)
     return bound + c.turn
 
 
@@ -107,6 +108,12 @@ def _room(target: Target) -> int:
 def _rows(target: Target, vectors: int) -> int:
     """Rows of a register tile: one register spreads their numbers, and the vectors need theirs."""
     return min(_room(target), target.registers - 1 - vectors) // vectors
+
+
+def _shared(pieces: int) -> float:
+    """How much longer a number of threads takes for so many pieces than for pieces that go round evenly, about."""
+    few = CONSTANTS.pieces // 2
+    return (1 + -(-pieces // few) * few / pieces) / 2
 
 
 def _halved(count: int, unit: int) -> int:
@@ -158,7 +165,7 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
                     lanes,
                 )  # fmt: skip
                 slices = -(-plan.steps // plan.depth)
-                yield plan, cycles + tiles * slices * c.tile + _around(plan, lanes)
+                yield plan, (cycles + tiles * slices * c.tile + _around(plan, lanes)) * _shared(plan.pieces)
 
 
 def _crowded(problem: Problem, channels: int, step: int, pixels: int, way_bytes: int) -> bool:
@@ -280,7 +287,7 @@ def plane_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tupl
                 ),
                 lanes,
             )  # fmt: skip
-            yield plan, _plane_cycles(plan, lanes)
+            yield plan, _plane_cycles(plan, lanes) * _shared(plan.pieces)
 
 
 def _plane_boxes(plan: PlanePlan, lanes: int) -> PlanePlan:
@@ -342,7 +349,7 @@ def _plane_cycles(plan: PlanePlan, lanes: int) -> float:
                 continue
             for height in set(heights) - {0}:
                 loads = height + vectors * (1.5 if taps > 1 else 1)
-                turn = max(height * vectors / c.issue, loads / c.issue, c.latency) + c.turn
+                turn = max(height * vectors / c.issue, loads * c.load, c.latency) + c.turn
                 tile = plan.steps * taps * turn + slices * (c.tile + height * vectors)
                 total += boxes * images * planes * count * heights.count(height) * tile
     z, y, x = plan.staged_size
@@ -395,7 +402,8 @@ def strip_plans(
                         geometry, problem, biased, lanes, vectors, unit,
                         rows=best[1], joined=joined, exact=exact, span=span, apart=apart,
                     )  # fmt: skip
-                    yield plan, passes * best[0] + _around_weights(plan, lanes)
+                    cycles = passes * best[0] + _around_weights(plan, lanes)
+                    yield plan, cycles * _shared(plan.pieces(lanes))
 
 
 Runs = list[tuple[int, int]]
@@ -496,13 +504,13 @@ def _cut(
         chunks = 1
         while spans * plan.input_blocks * chunks < c.pieces and sums * chunks * 2 <= c.partial_bytes:
             chunks *= 2
-        return chunks
+        return min(chunks, plan.box_count)
 
     if apart:
         chunks = enough_chunks()
     while plan.depth > max(rows, 32) and spans * plan.input_blocks * chunks < c.pieces:
         plan = shallower()
-    return replace(plan, chunks=min(max(chunks, enough_chunks()), plan.box_count))
+    return replace(plan, chunks=max(chunks, enough_chunks()))
 
 
 # ---- depthwise ------------------------------------------------------------------------------------------------------
