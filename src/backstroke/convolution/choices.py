@@ -170,7 +170,7 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
 
 def _crowded(problem: Problem, channels: int, step: int, pixels: int, way_bytes: int) -> bool:
     """Whether pixels of channels last are so far apart that they drive each other out of a cache's few places."""
-    apart = channels * problem.groups * problem.bytes * step
+    apart = max(1, channels) * problem.groups * problem.bytes * step
     return problem.layout == "NXC" and pixels > CONSTANTS.ways * max(1, way_bytes // (apart & -apart))
 
 
