@@ -116,6 +116,11 @@ def _shared(pieces: int) -> float:
     return (1 + -(-pieces // few) * few / pieces) / 2
 
 
+def _spans(blocks: int) -> list[int]:
+    """How many blocks of output channels a piece may have."""
+    return sorted({1, min(4, blocks), -(-blocks // 2), blocks})
+
+
 def _halved(count: int, unit: int) -> int:
     """About half of `count`, in units."""
     return max(unit, -(-count // unit // 2) * unit)
@@ -151,7 +156,7 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
             )  # fmt: skip
             tiles = -(-columns // wide) * -(-rows // high) * -(-problem.images // images)
             tiles *= -(-sweep.output_size[0] // spread[0]) * blocks * problem.groups * len(sweep.phases)
-            for span in sorted({1, min(2, blocks), min(4, blocks), -(-blocks // 2), blocks}):
+            for span in _spans(blocks):
                 plan = _boxed(
                     ChannelPlan(
                         sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
@@ -396,12 +401,15 @@ def strip_plans(
             passes = problem.images * problem.groups * blocks * (1 if joined else lines)
             if joined:
                 passes *= geometry.output_size[0] * geometry.output_size[1]
-            for span in sorted({1, min(2, blocks), min(4, blocks), -(-blocks // 2), blocks}):
-                for apart in (False, True):
-                    plan = _cut(
+            for span in _spans(blocks):
+                cuts = [
+                    _cut(
                         geometry, problem, biased, lanes, vectors, unit,
                         rows=best[1], joined=joined, exact=exact, span=span, apart=apart,
-                    )  # fmt: skip
+                    )
+                    for apart in (False, True)
+                ]  # fmt: skip
+                for plan in dict.fromkeys(cuts):
                     cycles = passes * best[0] + _around_weights(plan, lanes)
                     yield plan, cycles * _shared(plan.pieces(lanes))
 
