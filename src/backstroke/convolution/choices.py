@@ -277,7 +277,7 @@ def plane_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tupl
         return
     whole = problem.type is problem.type.compute
     row = sweep.output_size[:2] == (1, 1) == sweep.kernel[:2] and sweep.kernel[2] == 1 and sweep.inside
-    direct = row and whole and len(sweep.phases) == 1
+    direct = row and whole and len(sweep.phases) == 1 and sweep.taps > 0  # without taps there is nothing but zeros
     for rows, vectors in _PLANE_TILES[32 if target.registers >= 32 else 16]:
         if rows > problem.outputs and rows > 1:
             continue
