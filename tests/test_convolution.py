@@ -129,6 +129,7 @@ KINDS = {
     "grouped": problem(2, 12, 18, (7, 9), (3, 3), pads=1, group=3),
     "line": problem(3, 7, 20, (53,), (4,), pads=((3, 0),), dilations=2),
     "patches": problem(2, 3, 17, (20, 33), (9, 11), pads=((1, 0), (2, 3)), strides=(9, 12)),
+    "unseen": problem(1, 2, 1, (1,), (1,), strides=2, pads=((1, 0),)),  # every window lies in the padding
     "solid": problem(2, 3, 18, (4, 5, 6), (3, 2, 3), pads=1, strides=(1, 2, 1)),
 }
 

@@ -2,14 +2,16 @@
 
 The register tile is some pixels (a few scalars of input, each spread) by some vectors of output channels (packed
 weights); it runs over all input channels and taps before it leaves the registers. A piece is a box of output positions
-of one group: its input is staged once, with its padding, in scratch memory that stays in the second cache, then every
-block of output channels passes over it. Planes (NCX) are turned on their way out. Nothing is shared between pieces but
-the packed weights, so the bits do not depend on the threads.
+of one group: its input is staged once, with its padding, in scratch memory that stays in the second cache, then some
+or all blocks of output channels pass over it. A tile of a single row leaves out the taps whose rows are padding, one of
+whole rows the columns as well; then nothing needs to be staged. Planes (NCX) are turned on their way out. Nothing is
+shared between pieces but the packed weights, so the bits do not depend on the threads.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ from .tiles import (
     Totals,
     View,
     accumulate,
+    apart,
     least,
     new_totals,
     some,
@@ -32,6 +35,9 @@ from .tiles import (
 
 if TYPE_CHECKING:
     from ..jit.trace import Pointer, Trace, Value
+
+
+Ranges = list[tuple["Value | int", "Value | int"]]
 
 
 @dataclass(frozen=True)
@@ -47,19 +53,25 @@ class ChannelPlan(SweepPlan):
     box: tuple[int, int, int, int]  # images and output positions of a piece
     tile: tuple[int, int, int]  # images, rows and columns of the register tile
     vectors: int
+    span: int  # output channels of a piece, whole blocks
     depth: int  # input channels (or pairs of them) that are summed up before the next tile is taken
     chunk: int  # input channels that are staged at a time
     staged: bool
+    exact: bool  # whether columns of the tile that a tap sees in the padding are left out
     type: Type
     paired: bool = False
 
     @property
     def staged_view(self) -> View:
-        """How the staged input lies: a plane takes an odd number of cache lines, so that planes do not collide."""
+        """How the staged input lies: a plane takes an odd number of cache lines, so that planes do not collide.
+
+        So does a pixel of channels last.
+        """
         z, y, x = self.staged_size
         if self.layout == "NXC":
-            return View(z * y * x * self.chunk, 1, (y * x * self.chunk, x * self.chunk, self.chunk))
-        plane = (-(-z * y * x // 16) | 1) * 16
+            pixel = apart(self.chunk)
+            return View(z * y * x * pixel, 1, (y * x * pixel, x * pixel, pixel))
+        plane = apart(z * y * x)
         return View(plane * self.chunk, plane, (y * x, x, 1))
 
     def block(self, lanes: int) -> int:
@@ -69,7 +81,7 @@ class ChannelPlan(SweepPlan):
         """Elements of scratch memory: for the staged input, and for the sums of a box."""
         staged = self.box[0] * self.staged_view.image + 64 if self.staged else 0
         images, z, y, x = self.box
-        blocks = self.blocks(lanes) if self.chunk < self.steps else 1
+        blocks = -(-self.span // self.block(lanes)) if self.chunk < self.steps else 1
         return staged, images * z * y * x * self.block(lanes) * blocks
 
 
@@ -81,15 +93,18 @@ def sweep_channels(
     sweep, sums = plan.sweep, plan.type.compute
     lanes = k.target.lanes(sums)
     block, blocks = plan.block(lanes), plan.blocks(lanes)
-    group, image, corner = place_of_piece(k, plan, piece)
+    span, group, image, corner = place_of_piece(k, plan, piece)
     input_view = tensor_view(plan.inputs * plan.groups, sweep.input_size, plan.layout)
     output_view = tensor_view(plan.outputs * plan.groups, sweep.output_size, plan.layout)
     begin = first_input(sweep, corner)
     origin = source.at(image * input_view.image).at(group * (plan.inputs * input_view.channel))
     present, *counts = counts_of_piece(k, plan, image, corner)
+    per_span = plan.span // block
+    first = span * per_span
+    some_blocks = per_span if blocks % per_span == 0 else least(k, per_span, blocks - first)
     goal = target.at(image * output_view.image).at(group * (plan.outputs * output_view.channel))
-    weights = plan.seen(packed.at(group * (blocks * plan.packed_block(lanes))))
-    biases = bias.at(group * plan.outputs)
+    weights = plan.seen(packed.at((group * blocks + first) * plan.packed_block(lanes)))
+    biases = bias.at(group * plan.outputs) if biased else None
     staged_size, sums_size = plan.scratch(lanes)
 
     with k.borrowed(flags, slots, memory, staged_size + sums_size) as scratch:
@@ -100,25 +115,25 @@ def sweep_channels(
             if plan.staged:
                 view, place = plan.staged_view, plan.seen(scratch)
                 _stage(k, origin, input_view, plan, present, plan.steps, begin, place)
-            for number in k.range(blocks):
+            for number in k.range(some_blocks):
                 walk.multiply(place, view, weights.at(number * plan.packed_block(lanes)), totals, 0, plan.steps)
-                walk.deliver(totals, goal, output_view, number * block, biases if biased else None)
+                walk.deliver(totals, goal, output_view, (first + number) * block, biases)
             return
         everything = plan.box[0] * plan.box[1] * plan.box[2] * plan.box[3] * block
-        for at in k.vectors(everything * blocks, lanes=lanes):
+        for at in k.vectors(some_blocks * everything, lanes=lanes):
             totals[at] = k.value(0.0, sums, lanes)
         staged = plan.seen(scratch)
         for start in k.range(0, plan.steps, plan.chunk):
             channels = least(k, plan.chunk, plan.steps - start)
             source = origin.at(start * (input_view.channel * plan.unit))
             _stage(k, source, input_view, plan, present, channels, begin, staged)
-            for number in k.range(blocks):
+            for number in k.range(some_blocks):
                 place = weights.at(number * plan.packed_block(lanes))
                 walk.multiply(
                     staged, plan.staged_view, place, totals.at(number * everything), start, channels, more=True
                 )
-        for number in k.range(blocks):
-            walk.deliver(totals.at(number * everything), goal, output_view, number * block, biases if biased else None)
+        for number in k.range(some_blocks):
+            walk.deliver(totals.at(number * everything), goal, output_view, (first + number) * block, biases)
 
 
 def _stage(
@@ -207,6 +222,7 @@ class _Walk:
                         n * spots[0] + (z * phase[0].spread + phase[0].first) * spots[1]
                         + (y * phase[1].spread + phase[1].first) * spots[2] + phase[2].first * spots[3]
                     )  # fmt: skip
+                    taps = self._seen(phase, z, y)
                     for start, stop, width in parts:
                         for x in k.range(start, stop, width):
                             tile = list(itertools.product(range(n_tile), range(y_tile), range(width)))
@@ -216,7 +232,25 @@ class _Walk:
                                 for a, b, c in tile
                             ]
                             goal = out.at(x * (phase[2].spread * spots[3]))
-                            self._tile(line.at(x * steps[2]), view, weights, goal, phase, reads, writes, depth, more)
+                            self._tile(
+                                line.at(x * steps[2]), view, weights, goal, phase, taps, reads, writes, depth, more
+                            )
+
+    def _seen(self, phase: Phase, z: Value, y: Value) -> Ranges:
+        """From where to where the offsets of planes and rows meet the input, for a tile that begins at this output."""
+        k = self.k
+        ranges: Ranges = []
+        for number, axis, place in ((0, phase[0], z), (1, phase[1], y)):
+            count, extent = len(axis.offsets), self.plan.sweep.input_size[number]
+            everywhere = axis.size == 0 or axis.seen(0, extent) == axis.seen(axis.size - 1, extent) == range(count)
+            if everywhere or count == 0 or (number == 1 and self.plan.tile[1] > 1):
+                ranges.append((0, count))
+            else:
+                here = (place + k.value(self.corner[number], i64) // axis.spread) * axis.step + axis.offsets[0]
+                pitch = max(1, axis.pitch)
+                low, high = k.most(pitch - 1 - here, 0) // pitch, k.most(extent + pitch - 1 - here, 0) // pitch
+                ranges.append((low, k.least(high, count)))
+        return ranges
 
     def _columns(self, columns: int, tile: int) -> list[tuple[int, int, int]]:
         """(start, stop, width) of runs of equally wide tiles: all alike, but for a narrower last one."""
@@ -237,8 +271,8 @@ class _Walk:
         return z * y * x * self.block, y * x * self.block, x * self.block, self.block
 
     def _tile(
-        self, source: Pointer, view: View, weights: Pointer, out: Pointer, phase: Phase, reads: list[int],
-        writes: list[int], depth: Value | int, more: bool,
+        self, source: Pointer, view: View, weights: Pointer, out: Pointer, phase: Phase, taps: Ranges,
+        reads: list[int], writes: list[int], depth: Value | int, more: bool,
     ) -> None:  # fmt: skip
         """One register tile, from zero or from the sums so far, over `depth` channels and all taps."""
         k, plan, lanes = self.k, self.plan, self.lanes
@@ -249,49 +283,62 @@ class _Walk:
                     total.set(out[whole(place + j * lanes, lanes)])
         if tap_count(phase):
             if plan.layout == "NXC":
-                self._taps_then_channels(totals, source, view, weights, phase, reads, depth)
+                self._taps_then_channels(totals, source, view, weights, phase, taps, reads, depth)
             else:
-                self._channels_then_taps(totals, source, view, weights, phase, reads, depth)
+                self._channels_then_taps(totals, source, view, weights, phase, taps, reads, depth)
         for row, place in zip(totals, writes, strict=True):
             for j, total in enumerate(row):
                 out[whole(place + j * lanes, lanes)] = total.read()
 
     def _channels_then_taps(
-        self, totals: Totals, source: Pointer, view: View, weights: Pointer, phase: Phase, reads: list[int],
-        depth: Value | int,
+        self, totals: Totals, source: Pointer, view: View, weights: Pointer, phase: Phase, taps: Ranges,
+        reads: list[int], depth: Value | int,
     ) -> None:  # fmt: skip
         k, count = self.k, tap_count(phase)
         for channel in k.unrolled(0, depth, 4) if count == 1 else k.range(depth):
             here = source.at(channel * view.channel)
             block = weights.at(channel * (self.plan.sweep.taps * self.block))
-            self._all_taps(phase, view, lambda place, tap, here=here, block=block: accumulate(
-                k, totals, here.at(place), reads, block.at(tap * self.block)
-            ))  # fmt: skip
+            for place, tap, picks in self._all_taps(phase, view, taps, len(reads)):
+                self._add(totals, here.at(place), reads, picks, block.at(tap * self.block))
 
     def _taps_then_channels(
-        self, totals: Totals, source: Pointer, view: View, weights: Pointer, phase: Phase, reads: list[int],
-        depth: Value | int,
+        self, totals: Totals, source: Pointer, view: View, weights: Pointer, phase: Phase, taps: Ranges,
+        reads: list[int], depth: Value | int,
     ) -> None:  # fmt: skip
-        k = self.k
-        a, b, c = (len(axis.offsets) for axis in phase)
-        for i in k.range(a):
-            for j in k.range(b):
-                for m in k.range(c):
-                    place = sum(t * axis.pitch * s for t, axis, s in zip((i, j, m), phase, view.place, strict=True))
-                    here = source.at(place)
-                    block = weights.at(((i * b + j) * c + m) * (self.plan.steps * self.block))
-                    for channel in k.unrolled(0, depth, 4):
-                        accumulate(k, totals, here.at(channel), reads, block.at(channel * self.block))
+        for place, tap, picks in self._all_taps(phase, view, taps, len(reads)):
+            here, block = source.at(place), weights.at(tap * (self.plan.steps * self.block))
+            for channel in self.k.unrolled(0, depth, 4):
+                self._add(totals, here.at(channel), reads, picks, block.at(channel * self.block))
 
-    def _all_taps(self, phase: Phase, view: View, do) -> None:  # type: ignore[no-untyped-def]
-        """`do(place, tap)` for all taps: loops: unrolled, LLVM keeps what two taps read, and runs out of registers."""
+    def _add(self, totals: Totals, source: Pointer, reads: list[int], picks: list[int], weights: Pointer) -> None:
+        """The products of one channel and tap with those pixels of the tile that it sees."""
+        accumulate(self.k, [totals[i] for i in picks], source, [reads[i] for i in picks], weights)
+
+    def _all_taps(
+        self, phase: Phase, view: View, taps: Ranges, pixels: int
+    ) -> Iterator[tuple[Value, Value, list[int]]]:
+        """(distance of the input, number, pixels of the tile that see it) of all taps that are not padding.
+
+        They are loops: unrolled, LLVM keeps what two taps read, and runs out of registers. Where the columns differ
+        there is no loop over those, and LLVM is told that it knows nothing of where they lie.
+        """
         k = self.k
-        a, b, c = (len(axis.offsets) for axis in phase)
+        _, b, c = (len(axis.offsets) for axis in phase)
         pitches = [axis.pitch * s for axis, s in zip(phase, view.place, strict=True)]
-        for i in k.range(a):
-            for j in k.range(b):
-                for m in k.range(c):
-                    do(i * pitches[0] + j * pitches[1] + m * pitches[2], (i * b + j) * c + m)
+        everything = list(range(pixels))
+        for i in k.range(*taps[0]):
+            for j in k.range(*taps[1]):
+                first, number = i * pitches[0] + j * pitches[1], (i * b + j) * c
+                if not self.plan.exact:
+                    for each in k.range(c):
+                        yield first + each * pitches[2], number + each, everything
+                    continue
+                columns = phase[2].size
+                for m in range(c):
+                    seen = [m in phase[2].seen(q, self.plan.sweep.input_size[2]) for q in range(columns)]
+                    if any(seen):
+                        picks = [pixel for pixel in everything if seen[pixel % columns]]
+                        yield k.opaque(first + m * pitches[2]), number + m, picks
 
     def deliver(self, totals: Pointer, target: Pointer, view: View, first: Value, bias: Pointer | None) -> None:
         """The sums of a box, rounded, to where they belong, with the bias added."""

@@ -22,18 +22,21 @@ from .depthwise_kernels import DepthwisePlan, DepthwiseWeightPlan, Rows
 from .depthwise_pixels import Pixels, bands_of
 from .plane_kernels import PlanePlan
 from .sweeps import Sweep, tap_count
-from .weight_kernels import WeightPlan, sparse
+from .weight_kernels import WeightPlan, column_runs, sparse
 
 
 @dataclass(frozen=True)
 class Constants:
     """What the model believes of a core. Cycles, bytes, or plain numbers."""
 
-    issue: int = 2  # multiply-adds that start in a cycle, and loads
+    issue: int = 2  # multiply-adds that start in a cycle
+    load: float = 0.55  # cycles of a load
     latency: int = 4  # cycles until a sum can be used again
     turn: float = 0.6  # cycles that a turn of the inner loop costs by itself
     second_cache: int = 32  # bytes a cycle from there
     staged: float = 0.25  # cycles to stage one element
+    row: float = 6.0  # cycles to stage a vector of a row of x
+    far: int = 16  # bytes a cycle from behind the second cache
     delivered: float = 0.8  # cycles to turn one element and store it
     kept: float = 0.2  # cycles to store one element as it lies
     tile: float = 12.0  # cycles to begin and end a register tile
@@ -42,9 +45,13 @@ class Constants:
     stage_bytes: int = 384 << 10  # staged input of a box, so that it stays in the second cache
     sums_bytes: int = 256 << 10
     weight_bytes: int = 128 << 10  # packed weights that a slice of input channels takes
+    ways: int = 8  # cache lines of the same place that a cache holds at ease
+    way_bytes: int = 4096  # so far apart is the same place of the first cache, and of the second
+    second_way_bytes: int = 64 << 10
     strip_bytes: int = 24 << 10  # turned dy of a box, so that it stays in the first cache
     pieces: int = 8  # as many pieces are wanted at least
     partial_bytes: int = 4 << 20  # sums of weights that are kept apart
+    most_runs: int = 9  # of columns that see the same taps, each traced by itself
     most_traced: int = 3000  # multiply-adds in the code of one nest
     most_scratch: int = 6 << 20  # scratch memory of a thread
 
@@ -90,12 +97,28 @@ class Choice:
 def _turn(products: int, loads: int, fresh_bytes: int) -> float:
     """Cycles of one turn of an inner loop."""
     c = CONSTANTS
-    bound = max(products / c.issue, loads / c.issue, fresh_bytes / c.second_cache, c.latency)
+    bound = max(products / c.issue, loads * c.load, fresh_bytes / c.second_cache, c.latency)
     return bound + c.turn
 
 
 def _room(target: Target) -> int:
     return CONSTANTS.tile_room if target.registers >= 32 else CONSTANTS.tile_room // 2 - 2
+
+
+def _rows(target: Target, vectors: int) -> int:
+    """Rows of a register tile: one register spreads their numbers, and the vectors need theirs."""
+    return min(_room(target), target.registers - 1 - vectors) // vectors
+
+
+def _shared(pieces: int) -> float:
+    """How much longer a number of threads takes for so many pieces than for pieces that go round evenly, about."""
+    few = CONSTANTS.pieces // 2
+    return (1 + -(-pieces // few) * few / pieces) / 2
+
+
+def _spans(blocks: int) -> list[int]:
+    """How many blocks of output channels a piece may have."""
+    return sorted({1, min(4, blocks), -(-blocks // 2), blocks})
 
 
 def _halved(count: int, unit: int) -> int:
@@ -123,27 +146,63 @@ def channel_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tu
     for vectors in range(1, min(4, vectors_wanted) + 1):
         blocks = -(-vectors_wanted // vectors)
         for images, high in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2)):
-            wide = min(columns, _room(target) // vectors // (images * high))
+            wide = min(columns, _rows(target, vectors) // (images * high))
             if images > problem.images or high > rows or wide == 0 or (wide < columns and images * high > 1):
                 continue
             wide = _evened(columns, wide)
-            pixels = images * high * wide
-            turns = -(-columns // wide) * -(-rows // high) * -(-problem.images // images)
-            turns *= -(-sweep.output_size[0] // spread[0]) * blocks * problem.groups
-            inner = _turn(pixels * vectors, pixels + vectors, vectors * lanes * problem.bytes)
-            products = sweep.taps * steps
-            cycles = turns * (products * inner + len(sweep.phases) * c.tile)
-            plan = _boxed(
-                ChannelPlan(
-                    sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
-                    (images, spread[0], high * spread[1], wide * spread[2]), (images, high, wide), vectors,
-                    steps, steps,
-                    problem.layout == "NCX" or problem.type is not problem.type.compute or not sweep.inside,
-                    problem.type, unit == 2,
-                ),
-                lanes,
+            exact = wide == columns and high == 1 and not sweep.inside
+            cycles = problem.groups * blocks * -(-problem.images // images) * steps * _phase_cycles(
+                sweep, images, high, wide, exact, vectors, lanes * problem.bytes
             )  # fmt: skip
-            yield plan, cycles + _around(plan, c.delivered if problem.layout == "NCX" else c.kept, lanes)
+            tiles = -(-columns // wide) * -(-rows // high) * -(-problem.images // images)
+            tiles *= -(-sweep.output_size[0] // spread[0]) * blocks * problem.groups * len(sweep.phases)
+            for span in _spans(blocks):
+                plan = _boxed(
+                    ChannelPlan(
+                        sweep, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs,
+                        (images, spread[0], high * spread[1], wide * spread[2]), (images, high, wide), vectors,
+                        span * vectors * lanes, steps, steps,
+                        problem.type is not problem.type.compute
+                        or (not exact and (problem.layout == "NCX" or not sweep.inside))
+                        or _crowded(problem, problem.inputs, sweep.step[2], images * high * wide, c.way_bytes),
+                        exact, problem.type, unit == 2,
+                    ),
+                    lanes,
+                )  # fmt: skip
+                slices = -(-plan.steps // plan.depth)
+                yield plan, (cycles + tiles * slices * c.tile + _around(plan, lanes)) * _shared(plan.pieces)
+
+
+def _crowded(problem: Problem, channels: int, step: int, pixels: int, way_bytes: int) -> bool:
+    """Whether pixels of channels last are so far apart that they drive each other out of a cache's few places."""
+    apart = max(1, channels) * problem.groups * problem.bytes * step
+    return problem.layout == "NXC" and pixels > CONSTANTS.ways * max(1, way_bytes // (apart & -apart))
+
+
+def _phase_cycles(
+    sweep: Sweep, images: int, high: int, wide: int, exact: bool, vectors: int, vector_bytes: int
+) -> float:
+    """Cycles that the tiles of some images take for an input channel: of all phases, rows and taps."""
+
+    def turn(pixels: int) -> float:
+        return _turn(pixels * vectors, pixels + vectors, vectors * vector_bytes) if pixels else 0.0
+
+    total = 0.0
+    for phase in sweep.phases:
+        lines = 1
+        for axis, extent, size in zip(phase[:2], sweep.input_size[:2], (1, high), strict=True):
+            seen = size == 1
+            lines *= (
+                sum(len(axis.seen(place, extent)) for place in range(axis.size)) if seen
+                else -(-axis.size // size) * len(axis.offsets)
+            )  # fmt: skip
+        if exact:
+            places = [phase[2].seen(place, sweep.input_size[2]) for place in range(phase[2].size)]
+            columns = sum(turn(images * sum(m in seen for seen in places)) for m in range(len(phase[2].offsets)))
+        else:
+            columns = -(-phase[2].size // wide) * len(phase[2].offsets) * turn(images * high * wide)
+        total += lines * columns
+    return total
 
 
 def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
@@ -155,7 +214,8 @@ def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
     def fits(images: int, y: int, x: int, share: int = 1) -> bool:
         box = replace(plan, box=(images, z, y, x))
         sums = images * z * y * x * plan.block(lanes) * size
-        return box.staged_view.image * images * size <= c.stage_bytes * share and sums <= c.sums_bytes * share
+        near = c.stage_bytes * share * (1 if plan.staged else 2)
+        return box.staged_view.image * images * size <= near and sums <= c.sums_bytes * share
 
     y, x = -(-height // unit_y) * unit_y, -(-width // unit_x) * unit_x
     whole_y = y
@@ -164,17 +224,17 @@ def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
     while x > unit_x and not fits(images, y, x, 2):
         x = _halved(x, unit_x)
     y, x = _evened(height, y, unit_y), _evened(width, x, unit_x)
-    boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups
+    boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups * plan.spans
     while images * 2 <= plan.images and y == whole_y and fits(images * 2, y, x):
         if boxes * plan.images // (images * 2) < c.pieces:
             break
         images *= 2
     while y > unit_y and boxes * -(-plan.images // images) < c.pieces:
         y = _halved(y, unit_y)
-        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups
-    while x > unit_x and boxes * -(-plan.images // images) < c.pieces:
+        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups * plan.spans
+    while x > unit_x and not plan.exact and boxes * -(-plan.images // images) < c.pieces:
         x = _halved(x, unit_x)
-        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups
+        boxes = -(-height // y) * -(-width // x) * sweep.output_size[0] * plan.groups * plan.spans
     y, x = _evened(height, y, unit_y), min(width, _evened(width, x, unit_x))
     uneven = plan.images % images or height % y or width % x
     most_taps = max(len(a.offsets) * len(b.offsets) * len(d.offsets) for a, b, d in sweep.phases) or 1
@@ -185,14 +245,22 @@ def _boxed(plan: ChannelPlan, lanes: int) -> ChannelPlan:
     return boxed
 
 
-def _around(plan: ChannelPlan, delivered: float, lanes: int) -> float:
-    """Cycles of staging and delivering."""
-    boxes, elements = plan.pieces, plan.images * plan.groups * plan.outputs
-    for size in plan.sweep.output_size:
-        elements *= size
+def _around(plan: ChannelPlan, lanes: int) -> float:
+    """Cycles of staging, of fetching what is not near, and of delivering."""
+    c, elements = CONSTANTS, plan.images * plan.groups * plan.outputs * math.prod(plan.sweep.output_size)
     z, y, x = plan.staged_size
-    staged = boxes * plan.box[0] * plan.steps * z * y * x * CONSTANTS.staged if plan.staged else 0.0
-    return staged + elements * delivered
+    staged = plan.pieces * plan.box[0] * plan.steps * z * y * x * c.staged if plan.staged else 0.0
+    return staged + _fetched(plan, lanes) + elements * (c.delivered if plan.layout == "NCX" else c.kept)
+
+
+def _fetched(plan: ChannelPlan | PlanePlan, lanes: int) -> float:
+    """Cycles in which inputs come for every span, and weights for every box if they do not stay near."""
+    c, size = CONSTANTS, plan.type.compute.bytes
+    read = plan.spans * plan.images * plan.groups * plan.inputs * math.prod(plan.sweep.input_size)
+    weights = plan.sweep.taps * plan.steps * plan.blocks(lanes) * plan.block(lanes)
+    if weights * size > c.stage_bytes:
+        read += math.prod(plan.boxes) * plan.groups * weights
+    return read * size / c.far
 
 
 # Output channels and vectors of a register tile by planes: what 32 registers hold, or 16.
@@ -209,7 +277,7 @@ def plane_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tupl
         return
     whole = problem.type is problem.type.compute
     row = sweep.output_size[:2] == (1, 1) == sweep.kernel[:2] and sweep.kernel[2] == 1 and sweep.inside
-    direct = row and whole and len(sweep.phases) == 1
+    direct = row and whole and len(sweep.phases) == 1 and sweep.taps > 0  # without taps there is nothing but zeros
     for rows, vectors in _PLANE_TILES[32 if target.registers >= 32 else 16]:
         if rows > problem.outputs and rows > 1:
             continue
@@ -224,7 +292,7 @@ def plane_plans(sweep: Sweep, problem: Problem, target: Target) -> Iterator[tupl
                 ),
                 lanes,
             )  # fmt: skip
-            yield plan, _plane_cycles(plan, lanes)
+            yield plan, _plane_cycles(plan, lanes) * _shared(plan.pieces)
 
 
 def _plane_boxes(plan: PlanePlan, lanes: int) -> PlanePlan:
@@ -286,13 +354,13 @@ def _plane_cycles(plan: PlanePlan, lanes: int) -> float:
                 continue
             for height in set(heights) - {0}:
                 loads = height + vectors * (1.5 if taps > 1 else 1)
-                turn = max(height * vectors / c.issue, loads / c.issue, c.latency) + c.turn
+                turn = max(height * vectors / c.issue, loads * c.load, c.latency) + c.turn
                 tile = plan.steps * taps * turn + slices * (c.tile + height * vectors)
                 total += boxes * images * planes * count * heights.count(height) * tile
     z, y, x = plan.staged_size
     staged = boxes * plan.spans * plan.box[0] * plan.steps * z * y * x * c.staged
     elements = plan.images * plan.groups * plan.outputs * math.prod(plan.sweep.output_size)
-    return total + staged + (0.0 if plan.direct else elements * c.kept)
+    return total + staged + _fetched(plan, lanes) + (0.0 if plan.direct else elements * c.kept)
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------
@@ -302,24 +370,26 @@ def strip_plans(
     geometry: Geometry, problem: Problem, biased: bool, target: Target
 ) -> Iterator[tuple[WeightPlan, float]]:
     """Vectors over output channels: any convolution."""
-    c, lanes = CONSTANTS, target.lanes(problem.type)
+    lanes = target.lanes(problem.type)
     a, b, last = geometry.kernel
     unit = _pixel_unit(geometry, problem, target)
-    pixels = problem.images * geometry.output_size[0] * geometry.output_size[1] * -(-geometry.output_size[2] // unit)
     vectors_wanted = -(-problem.outputs // lanes)
     for joined in (True, False):
         inline = a * b * last if joined else last
-        if joined and (a * b == 1 or inline > _room(target)):
+        if joined and (a * b == 1 or inline > _rows(target, 1)):
             continue
+        padded, few = any(pad != (0, 0) for pad in geometry.pads), len(column_runs(geometry)) <= CONSTANTS.most_runs
+        exact = padded and few and not joined and unit == 1
+        lines, runs = _pixel_runs(geometry, exact, unit)
         for vectors in range(1, min(4, vectors_wanted) + 1):
             best: tuple[float, int] | None = None
             for rows in range(1, min(_room(target), max(1, problem.inputs)) + 1):
-                if rows * inline * vectors > _room(target) and rows * vectors > 1:
+                if rows * inline > _rows(target, vectors) and rows * vectors > 1:
                     break
 
-                def turns(rows: int, inline: int = inline, vectors: int = vectors) -> float:
-                    n = rows * inline
-                    return _turn(n * vectors, n + vectors, 0)
+                def turns(rows: int, inline: int = inline, vectors: int = vectors, runs: Runs = runs) -> float:
+                    leading = rows * inline // last
+                    return sum(n * _turn(leading * m * vectors, leading * m + vectors, 0) for n, m in runs)
 
                 whole, rest = divmod(problem.inputs, rows)
                 cycles = whole * turns(rows) + (turns(rest) if rest else 0.0)
@@ -328,16 +398,63 @@ def strip_plans(
             if best is None:
                 continue
             blocks = -(-vectors_wanted // vectors)
-            plan = _cut(geometry, problem, biased, lanes, joined, vectors, best[1], unit)
-            cycles = problem.groups * pixels * blocks * (a * b * last // inline) * best[0]
-            if plan.staged_dy:
-                cycles += problem.groups * pixels * blocks * vectors * lanes * plan.input_blocks * c.delivered
-            if plan.staged_x:
-                z, y, x = plan.x_size
-                staged = plan.box_count * plan.box[0] * z * y * x * problem.inputs * problem.groups
-                cycles += staged * blocks * c.staged
-            boxes = plan.box_count * problem.groups * blocks * -(-problem.inputs // best[1]) * (a * b * last // inline)
-            yield plan, cycles + boxes * c.tile * 3
+            passes = problem.images * problem.groups * blocks * (1 if joined else lines)
+            if joined:
+                passes *= geometry.output_size[0] * geometry.output_size[1]
+            for span in _spans(blocks):
+                cuts = [
+                    _cut(
+                        geometry, problem, biased, lanes, vectors, unit,
+                        rows=best[1], joined=joined, exact=exact, span=span, apart=apart,
+                    )
+                    for apart in (False, True)
+                ]  # fmt: skip
+                for plan in dict.fromkeys(cuts):
+                    cycles = passes * best[0] + _around_weights(plan, lanes)
+                    yield plan, cycles * _shared(plan.pieces(lanes))
+
+
+Runs = list[tuple[int, int]]
+
+
+def _pixel_runs(geometry: Geometry, exact: bool, unit: int) -> tuple[int, Runs]:
+    """How many rows of an image's outputs the leading taps meet, and (columns or pairs of them, taps) along one."""
+    if exact:
+        seen = [
+            sum(0 <= geometry.start(i, o) + m * geometry.dilations[i] < geometry.input_size[i]
+                for o in range(geometry.output_size[i]) for m in range(geometry.kernel[i]))
+            for i in range(2)
+        ]  # fmt: skip
+        return math.prod(seen), [(end - start, len(taps)) for start, end, taps in column_runs(geometry)]
+    lines = math.prod(n * k for n, k in zip(geometry.output_size[:2], geometry.kernel[:2], strict=True))
+    return lines, [(-(-geometry.output_size[2] // unit), geometry.kernel[2])]
+
+
+def _around_weights(plan: WeightPlan, lanes: int) -> float:
+    """Cycles of staging, of fetching what is not near, and of adding tiles to the sums."""
+    c, size, block = CONSTANTS, plan.type.compute.bytes, plan.block(lanes)
+    z, y, x = plan.x_size
+    spans, blocks = plan.output_spans(lanes), plan.output_blocks(lanes)
+    pixels = plan.images * math.prod(plan.geometry.output_size)
+    cycles = 0.0
+    if plan.staged_dy:
+        line = plan.box[1] * plan.box[2] if plan.flat else plan.box[2]
+        turned = -(-line // lanes) * lanes * c.delivered if plan.layout == "NCX" else line * c.kept
+        cycles += pixels / line * turned * blocks * block * plan.input_blocks
+    if plan.staged_x:
+        row = -(-x // lanes) * c.row * (plan.geometry.strides[2] if plan.compact[1] else 1)
+        row = row if plan.layout == "NCX" else x * c.staged
+        cycles += plan.box_count * plan.box[0] * z * y * plan.inputs * spans * row
+    read = plan.images * plan.inputs * math.prod(plan.geometry.input_size) * spans
+    read += pixels * plan.outputs * plan.input_blocks
+    leading = 1 if plan.joined else plan.taps // plan.geometry.kernel[2]
+    tiles = plan.box_count * blocks * -(-plan.inputs // plan.rows) * leading
+    sums = plan.sums(lanes) * blocks * size
+    # A piece's sums are gone through once a box; where they do not stay near, that is read and written.
+    if plan.span * plan.sums(lanes) * size // plan.input_blocks > c.stage_bytes * 2:
+        read += 2 * sums * plan.box_count // size
+    read += 3 * sums * (plan.chunks - 1) // size
+    return plan.groups * (cycles + read * size / c.far + tiles * c.tile * 3)
 
 
 def _spread_out(geometry: Geometry, problem: Problem) -> bool:
@@ -353,9 +470,13 @@ def _pixel_unit(geometry: Geometry, problem: Problem, target: Target) -> int:
 
 
 def _cut(
-    geometry: Geometry, problem: Problem, biased: bool, lanes: int, joined: bool, vectors: int, rows: int, unit: int
-) -> WeightPlan:
-    """Boxes whose dy stays in the first cache, and enough pieces."""
+    geometry: Geometry, problem: Problem, biased: bool, lanes: int, vectors: int, unit: int, *,
+    rows: int, joined: bool, exact: bool, span: int, apart: bool,
+) -> WeightPlan:  # fmt: skip
+    """Boxes whose dy stays in the first cache, and enough pieces.
+
+    Those are ranges of boxes, whose sums are kept apart, or first of all (not `apart`) blocks of input channels.
+    """
     c, size, block = CONSTANTS, problem.bytes, vectors * lanes
     _, y, x = geometry.output_size
     pixels = max(16, c.strip_bytes // (block * size)) * unit
@@ -366,11 +487,17 @@ def _cut(
     while problem.images % images:
         images -= 1
     whole = problem.type is problem.type.compute
+    padded = any(pad != (0, 0) for pad in geometry.pads) and not exact
+
+    def crowded(channels: int, step: int) -> bool:
+        return _crowded(problem, channels, step, images * high * wide, c.second_way_bytes)
+
+    staged_x = not whole or padded or _spread_out(geometry, problem) or crowded(problem.inputs, geometry.strides[2])
+    staged_dy = not whole or problem.layout == "NCX" or problem.outputs % block != 0 or crowded(problem.outputs, 1)
     plan = WeightPlan(
         geometry, problem.layout, problem.images, problem.groups, problem.inputs, problem.outputs, vectors, rows,
-        joined, (images, high, wide), max(1, problem.inputs), 1,
-        not whole or any(pad != (0, 0) for pad in geometry.pads) or _spread_out(geometry, problem),
-        not whole or problem.layout == "NCX" or problem.outputs % block != 0, biased, problem.type, unit == 2,
+        joined, (images, high, wide), max(1, problem.inputs), span, 1, exact, staged_x, staged_dy, biased,
+        problem.type, unit == 2,
     )  # fmt: skip
 
     def shallower() -> WeightPlan:
@@ -378,13 +505,20 @@ def _cut(
 
     while plan.depth > rows and plan.scratch(lanes)[1] * size > c.stage_bytes * 2 // 3:
         plan = shallower()
-    blocks = problem.groups * plan.output_blocks(lanes)
-    while plan.depth > max(rows, 32) and blocks * plan.input_blocks < c.pieces:
+    spans, chunks = problem.groups * plan.output_spans(lanes), 1
+    sums = problem.groups * plan.output_blocks(lanes) * plan.sums(lanes) * size
+
+    def enough_chunks() -> int:
+        chunks = 1
+        while spans * plan.input_blocks * chunks < c.pieces and sums * chunks * 2 <= c.partial_bytes:
+            chunks *= 2
+        return min(chunks, plan.box_count)
+
+    if apart:
+        chunks = enough_chunks()
+    while plan.depth > max(rows, 32) and spans * plan.input_blocks * chunks < c.pieces:
         plan = shallower()
-    chunks, sums = 1, blocks * plan.sums(lanes) * size
-    while blocks * plan.input_blocks * chunks < c.pieces and sums * chunks * 2 <= c.partial_bytes:
-        chunks *= 2
-    return replace(plan, chunks=min(chunks, plan.box_count))
+    return replace(plan, chunks=max(chunks, enough_chunks()))
 
 
 # ---- depthwise ------------------------------------------------------------------------------------------------------

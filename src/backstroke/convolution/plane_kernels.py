@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..jit.types import Type, i64
 from .sweep_plan import SweepPlan, counts_of_piece, first_input, place_of_piece
 from .sweeps import Axis, Phase, Sweep, tap_count
-from .tiles import View, accumulate, least, some, stage_planes, tensor_view, whole
+from .tiles import View, accumulate, apart, least, some, stage_planes, tensor_view, whole
 
 if TYPE_CHECKING:
     from ..jit.trace import Pointer, Trace, Value
@@ -50,19 +50,10 @@ class PlanePlan(SweepPlan):
         return self.depth
 
     @property
-    def spans(self) -> int:
-        """How many pieces share a box."""
-        return -(-self.outputs // self.span)
-
-    @property
-    def pieces(self) -> int:
-        return super().pieces * self.spans
-
-    @property
     def staged_view(self) -> View:
         """How a staged slice lies: channels, images, planes; a channel takes an odd number of cache lines."""
         z, y, x = self.staged_size
-        channel = (-(-self.box[0] * z * y * x // 16) | 1) * 16
+        channel = apart(self.box[0] * z * y * x)
         return View(z * y * x, channel, (y * x, x, 1))
 
     def flat(self, phase: Phase) -> int:
@@ -106,8 +97,7 @@ def sweep_planes(
 ) -> None:  # fmt: skip
     """One box, for one span of output channels."""
     sweep, lanes = plan.sweep, k.target.lanes(plan.type.compute)
-    span = piece % plan.spans if plan.spans > 1 else k.value(0, i64)
-    group, image, corner = place_of_piece(k, plan, piece // plan.spans if plan.spans > 1 else piece)
+    span, group, image, corner = place_of_piece(k, plan, piece)
     present, *counts = counts_of_piece(k, plan, image, corner)
     input_view = tensor_view(plan.inputs * plan.groups, sweep.input_size, plan.layout)
     output_view = tensor_view(plan.outputs * plan.groups, sweep.output_size, plan.layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ..jit.types import Type, i32, i64
@@ -22,6 +23,7 @@ class SweepPlan:
     inputs: int
     outputs: int
     box: tuple[int, int, int, int]
+    span: int  # output channels of a piece
     paired: bool  # whether two input channels of bfloat16 are one of the sweep's
     type: Type
 
@@ -39,9 +41,13 @@ class SweepPlan:
         return tuple(-(-n // b) for n, b in zip(sizes, self.box, strict=True))  # type: ignore[return-value]
 
     @property
+    def spans(self) -> int:
+        """How many pieces share a box."""
+        return -(-self.outputs // self.span)
+
+    @property
     def pieces(self) -> int:
-        a, b, c, d = self.boxes
-        return self.groups * a * b * c * d
+        return self.groups * math.prod(self.boxes) * self.spans
 
     @property
     def staged_size(self) -> tuple[int, int, int]:
@@ -89,18 +95,19 @@ class SweepPlan:
         return self.sweep.taps * self.slice_depth * self.block(lanes)
 
 
-Place = tuple["Value | int", "Value | int", "list[Value | int]"]
+Place = tuple["Value", "Value | int", "Value | int", "list[Value | int]"]
 
 
 def place_of_piece(k: Trace, plan: SweepPlan, piece: Value) -> Place:
-    """Which group a piece is of, and the first image and the first output position of its box."""
-    rest, index = piece, []
+    """Which span and group a piece is of, and the first image and the first output position of its box."""
+    span = piece % plan.spans if plan.spans > 1 else k.value(0, i64)
+    rest, index = piece // plan.spans if plan.spans > 1 else piece, []
     for count in reversed(plan.boxes):
         index.append(rest % count if count > 1 else k.value(0, i64))
         rest = rest // count if count > 1 else rest
     group = rest if plan.groups > 1 else k.value(0, i64)
     image, *corner = (i * b if n > 1 else 0 for i, b, n in zip(reversed(index), plan.box, plan.boxes, strict=True))
-    return group, image, corner
+    return span, group, image, corner
 
 
 def counts_of_piece(k: Trace, plan: SweepPlan, image: Value | int, corner: list[Value | int]) -> list[Value | int]:

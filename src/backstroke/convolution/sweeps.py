@@ -31,6 +31,11 @@ class Axis:
     first: int = 0
     spread: int = 1
 
+    def seen(self, place: int, extent: int) -> range:
+        """Which of the offsets meet an input of `extent` positions, for output `place` of those of the phase."""
+        found = [i for i, o in enumerate(self.offsets) if 0 <= self.step * place + o < extent]
+        return range(found[0], found[-1] + 1) if found else range(0)
+
     @property
     def pitch(self) -> int:
         """How far two neighbouring offsets are apart."""

@@ -46,6 +46,11 @@ def tensor_view(channels: int, size: Sequence[int], layout: str) -> View:
     return View(channels * z * y * x, 1, (y * x * channels, x * channels, channels))
 
 
+def apart(count: int) -> int:
+    """An odd number of cache lines that hold so many elements: what is so far apart does not collide in a cache."""
+    return (-(-count // 16) | 1) * 16
+
+
 def least(k: Trace, a: Value | int, b: Value | int) -> Value | int:
     """The smaller of two numbers, now where both are known."""
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else k.least(a, b)

@@ -2,14 +2,16 @@
 
 The register tile is some pairs of input channel and tap (scalars of x at shifted places, each spread) by some vectors
 of output channels of dy; it runs over the pixels of a box before it is added to the sums in memory, so long sums are
-made of short ones. dy is turned to channels innermost and x is padded, a box at a time, in scratch memory. A piece is a
-block of output channels, a block of input channels and a range of boxes; no two pieces add to the same sums, and how
-many there are depends on the problem, so the bits do not depend on the threads.
+made of short ones. dy is turned to channels innermost, a box at a time, in scratch memory; taps that would read padding
+are left out, or where the tile takes all taps x is padded there as well. A piece is some blocks of output channels, a
+block of input channels and a range of boxes; no two pieces add to the same sums, and how many there are depends on the
+problem, so the bits do not depend on the threads.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from ..jit.types import Type, i16, i32, i64
 from .tiles import (
     View,
     accumulate,
+    apart,
     least,
     new_totals,
     stage_pixels,
@@ -53,7 +56,9 @@ class WeightPlan:
     joined: bool  # whether the tile takes all taps, or those along the last axis alone
     box: tuple[int, int, int]  # images, rows and columns of outputs that are staged at a time
     depth: int  # input channels of a piece
+    span: int  # blocks of output channels of a piece: x is staged once for them
     chunks: int
+    exact: bool  # whether taps that read padding are left out
     staged_x: bool
     staged_dy: bool
     biased: bool
@@ -104,12 +109,16 @@ class WeightPlan:
     def output_blocks(self, lanes: int) -> int:
         return -(-self.outputs // self.block(lanes))
 
+    def output_spans(self, lanes: int) -> int:
+        """How many pieces share the output channels of a group."""
+        return -(-self.output_blocks(lanes) // self.span)
+
     def sums(self, lanes: int) -> int:
         """Elements that the sums of one block of output channels take; the bias' come last."""
         return (self.inputs * self.taps + 1) * self.block(lanes)
 
     def pieces(self, lanes: int) -> int:
-        return self.groups * self.output_blocks(lanes) * self.input_blocks * self.chunks
+        return self.groups * self.output_spans(lanes) * self.input_blocks * self.chunks
 
     @property
     def x_size(self) -> tuple[int, int, int]:
@@ -122,9 +131,15 @@ class WeightPlan:
     def x_view(self) -> View:
         z, y, x = self.x_size
         if self.layout == "NXC":
-            return View(z * y * x * self.depth, 1, (y * x * self.depth, x * self.depth, self.depth))
-        plane = (-(-z * y * x // 16) | 1) * 16
+            pixel = apart(self.depth)
+            return View(z * y * x * pixel, 1, (y * x * pixel, x * pixel, pixel))
+        plane = apart(z * y * x)
         return View(plane * self.depth, plane, (y * x, x, 1))
+
+    @property
+    def flat(self) -> bool:
+        """Whether the rows of a box of dy follow one another, and are one."""
+        return self.box[2] == self.geometry.output_size[2] and not self.paired
 
     def dy_view(self, lanes: int) -> View:
         block, (_, y, x) = self.block(lanes), self.box
@@ -151,24 +166,26 @@ def weight_gradient(
         tensor_view(n, size, plan.layout) for n, size in ((dy_channels, g.output_size), (x_channels, g.input_size))
     )
     rest, parts = piece, []
-    for count in (plan.input_blocks, plan.output_blocks(lanes), plan.groups):
+    for count in (plan.input_blocks, plan.output_spans(lanes), plan.groups):
         parts.append(rest % count)
         rest = rest // count
-    (number, output_block, group), chunk = parts, rest
+    (number, span, group), chunk = parts, rest
     first = number * plan.depth
     depth = least(k, plan.depth, plan.inputs - first) if plan.inputs else 0
-    left = k.least(block, plan.outputs - output_block * block)
-    goal = partial.at(((chunk * plan.groups + group) * plan.output_blocks(lanes) + output_block) * plan.sums(lanes))
-    mine = goal.at(first * (taps * block))
-    for at in k.vectors(depth * (taps * block), lanes=lanes):
-        mine[at] = k.value(0.0, partial.type, lanes)
-    bias = goal.at(plan.inputs * taps * block)
-    if plan.biased:
-        with k.when(number == 0):
-            for j in range(plan.vectors):
-                bias[whole(j * lanes, lanes)] = k.value(0.0, partial.type, lanes)
+    first_block, blocks = span * plan.span, plan.output_blocks(lanes)
+    present = plan.span if blocks % plan.span == 0 else least(k, plan.span, blocks - first_block)
+    goal = partial.at(((chunk * plan.groups + group) * blocks + first_block) * plan.sums(lanes))
+    mine, bias = goal.at(first * (taps * block)), goal.at(plan.inputs * taps * block)
+    for b in k.range(present):
+        here = mine.at(b * plan.sums(lanes))
+        for at in k.vectors(depth * (taps * block), lanes=lanes):
+            here[at] = k.value(0.0, partial.type, lanes)
+        if plan.biased:
+            with k.when(number == 0):
+                for j in range(plan.vectors):
+                    bias.at(b * plan.sums(lanes))[whole(j * lanes, lanes)] = k.value(0.0, partial.type, lanes)
 
-    dy_group = dy.at((group * plan.outputs + output_block * block) * dy_whole.channel)
+    dy_group = dy.at((group * plan.outputs + first_block * block) * dy_whole.channel)
     x_group = x.at((group * plan.inputs + first) * x_whole.channel)
     dy_room, x_room = plan.scratch(lanes)
     each = -(-plan.box_count // plan.chunks)
@@ -187,23 +204,8 @@ def weight_gradient(
                 for start, count in zip((box // (lines * widths) % planes, row, column), plan.boxes[1:], strict=True)
             ]
             begin = [c * s - p[0] for c, s, p in zip(corner, g.strides, g.pads, strict=True)]
-            outputs, dy_view = dy_group.at(image * dy_whole.image), dy_whole
-            if plan.staged_dy:
-                dy_view, size = plan.dy_view(lanes), (1, *plan.box[1:])
-                goal_of_dy = scratch.viewed(i32) if plan.paired else scratch
-                where = (outputs, dy_whole, g.output_size, images, left, corner, size, goal_of_dy, dy_view)
-                stage = stage_turned if plan.layout == "NCX" else stage_pixels
-                stage(k, *where, block)
-                outputs = goal_of_dy
-            else:
-                outputs = outputs.at(dy_view.of(*corner))
-            if plan.biased:
-                with k.when(number == 0):
-                    _add_bias(k, plan, outputs, dy_view, bias, images, rows, columns)
-            if not plan.inputs:
-                continue
             inputs, x_view = x_group.at(image * x_whole.image), x_whole
-            if plan.staged_x:
+            if plan.staged_x and plan.inputs:
                 x_view, padded = plan.x_view, scratch.at(dy_room)
                 if plan.paired:  # as it lies: a pair is any two neighbours
                     inputs, padded = inputs.viewed(i16), padded.viewed(i16)
@@ -218,17 +220,53 @@ def weight_gradient(
                 inputs = padded
             else:
                 inputs = inputs.at(x_view.of(*begin))
-            _add_box(k, plan, outputs, dy_view, inputs, x_view, mine, depth, (images, rows, columns))
+            for b in k.range(present):
+                outputs, dy_view = dy_group.at(image * dy_whole.image).at(b * (block * dy_whole.channel)), dy_whole
+                if plan.staged_dy:
+                    dy_view, size = plan.dy_view(lanes), (1, *plan.box[1:])
+                    left = k.least(block, plan.outputs - (first_block + b) * block)
+                    goal_of_dy = scratch.viewed(i32) if plan.paired else scratch
+                    extent, start = g.output_size, corner
+                    if plan.flat:
+                        extent, start = (extent[0], 1, extent[1] * extent[2]), [corner[0], 0, corner[1] * extent[2]]
+                        size = (1, 1, size[1] * size[2])
+                    where = (outputs, dy_whole, extent, images, left, start, size, goal_of_dy, dy_view)
+                    stage = stage_turned if plan.layout == "NCX" else stage_pixels
+                    stage(k, *where, block)
+                    outputs = goal_of_dy
+                else:
+                    outputs = outputs.at(dy_view.of(*corner))
+                if plan.biased:
+                    with k.when(number == 0):
+                        _add_bias(k, plan, outputs, dy_view, bias.at(b * plan.sums(lanes)), images, rows, columns)
+                if plan.inputs:
+                    sums = mine.at(b * plan.sums(lanes))
+                    _add_box(k, plan, outputs, dy_view, inputs, x_view, sums, depth, (images, rows, columns), corner)
+
+
+def column_runs(geometry: Geometry) -> list[tuple[int, int, range]]:
+    """(first, end, taps) of the runs of output columns that see the same taps along the last axis."""
+    runs: list[tuple[int, int, range]] = []
+    for column in range(geometry.output_size[2]):
+        start, dilation = geometry.start(2, column), geometry.dilations[2]
+        meeting = [m for m in range(geometry.kernel[2]) if 0 <= start + m * dilation < geometry.input_size[2]]
+        taps = range(meeting[0], meeting[-1] + 1) if meeting else range(0)
+        if runs and runs[-1][2] == taps:
+            runs[-1] = (runs[-1][0], column + 1, taps)
+        else:
+            runs.append((column, column + 1, taps))
+    return [run for run in runs if len(run[2])]
 
 
 def _add_box(
     k: Trace, plan: WeightPlan, dy: Pointer, dy_view: View, x: Pointer, x_view: View, sums: Pointer,
-    depth: Value | int, counts: tuple[Value | int, ...],
+    depth: Value | int, counts: tuple[Value | int, ...], corner: list[Value | int],
 ) -> None:  # fmt: skip
     """The products of a box, added to the sums of all its input channels and taps."""
-    a, b, c = plan.geometry.kernel
+    g = plan.geometry
+    a, b, c = g.kernel
     block = plan.block(k.target.lanes(sums.type))
-    pitches = [d * s for d, s in zip(plan.geometry.dilations, x_view.place, strict=True)]
+    pitches = [d * s for d, s in zip(g.dilations, x_view.place, strict=True)]
     leading = list(itertools.product(range(a), range(b))) if plan.joined else [(0, 0)]
     inline = [(i * pitches[0] + j * pitches[1] + m * pitches[2], (i * b + j) * c + m)
               for i, j in leading for m in range(c)]  # fmt: skip
@@ -241,7 +279,12 @@ def _add_box(
                 goal = sums.at((channel * plan.taps + (i * b + j) * c) * block)
                 reads = [n * x_view.channel + place for n in range(width) for place, _ in inline]
                 writes = [(n * plan.taps + tap) * block for n in range(width) for _, tap in inline]
-                _tile(k, plan, dy, dy_view, source, x_view, goal, reads, writes, counts)
+                rows: tuple[Value | int, Value | int] = (0, counts[1])
+                if plan.exact:
+                    low, high = _seen(k, g, 1, j, corner[1], counts[1])
+                    plane = corner[0] * g.strides[0] + i * g.dilations[0] - g.pads[0][0]
+                    rows = low, k.where(k.below(plane, g.input_size[0]), high, 0)
+                _tile(k, plan, dy, dy_view, source, x_view, goal, reads, writes, counts, rows, corner[2])
 
     full = depth // plan.rows * plan.rows
     for channel in k.range(0, full, plan.rows):
@@ -252,24 +295,51 @@ def _add_box(
             tiles(full, rest)
 
 
+def _seen(
+    k: Trace, geometry: Geometry, axis: int, tap: Value, first: Value | int, count: Value | int
+) -> tuple[Value, Value]:
+    """From where to where, of `count` outputs from `first` on, a tap meets the input on this axis."""
+    stride, size, pad = geometry.strides[axis], geometry.input_size[axis], geometry.pads[axis][0]
+    shift = pad - tap * geometry.dilations[axis]
+    low, high = (k.most(shift + end, 0) // stride - first for end in (stride - 1, size - 1 + stride))
+    return k.most(low, 0), k.least(high, count)
+
+
 def _tile(
     k: Trace, plan: WeightPlan, dy: Pointer, dy_view: View, x: Pointer, x_view: View, goal: Pointer, reads: list[int],
-    writes: list[int], counts: tuple[Value | int, ...],
+    writes: list[int], counts: tuple[Value | int, ...], rows: tuple[Value | int, Value | int], first: Value | int,
 ) -> None:  # fmt: skip
-    """One register tile over the pixels of a box."""
+    """One register tile over the pixels of a box: those of these rows, whose first column is the plane's `first`."""
     lanes, (y_step, x_step) = k.target.lanes(goal.type), plan.x_steps
-    totals = new_totals(k, len(reads), plan.vectors, goal.type)
+    totals, along = new_totals(k, len(reads), plan.vectors, goal.type), plan.geometry.kernel[2]
     for n in k.range(counts[0]):
-        for row in k.range(counts[1]):
+        for row in k.range(*rows):
             source = x.at(n * x_view.image + row * (y_step * x_view.place[1]))
             line = dy.at(n * dy_view.image + row * dy_view.place[1])
-            for column in k.range((counts[2] + (plan.unit - 1)) // plan.unit):
-                here = source.at(column * (plan.unit * x_step * x_view.place[2]))
-                accumulate(k, totals, here, reads, line.at(column * dy_view.place[2]))
+            for start, end, taps in _runs(k, plan, first, counts[2]):
+                picks = [i for i in range(len(reads)) if not plan.exact or i % along in taps]
+                for column in k.range(start, end):
+                    here = source.at(column * (plan.unit * x_step * x_view.place[2]))
+                    places = [reads[i] for i in picks]
+                    accumulate(k, [totals[i] for i in picks], here, places, line.at(column * dy_view.place[2]))
     for row_of, place in zip(totals, writes, strict=True):
         for j, total in enumerate(row_of):
             at = whole(place + j * lanes, lanes)
             goal[at] = goal[at] + total
+
+
+def _runs(
+    k: Trace, plan: WeightPlan, first: Value | int, count: Value | int
+) -> Iterator[tuple[Value | int, Value | int, range]]:
+    """The runs of a box's columns (or pairs of them) that see the same taps."""
+    if not plan.exact:
+        yield 0, (count + (plan.unit - 1)) // plan.unit, range(plan.geometry.kernel[2])
+        return
+    for start, end, taps in column_runs(plan.geometry):
+        if isinstance(first, int) and isinstance(count, int):
+            yield start, end, taps
+        else:
+            yield k.most(start - first, 0), k.least(end - first, count), taps
 
 
 def _add_bias(

@@ -203,7 +203,12 @@ class Trace:
         return Value(self, self.builder.zext(x.ir, shaped(type, x.lanes)), type, x.lanes)
 
     def opaque(self, x: Value) -> Value:
-        """The same vector, of which LLVM no longer knows where it came from (on x86 and AArch64)."""
+        """The same number or vector, of which LLVM no longer knows where it came from (on x86 and AArch64)."""
+        if x.type is i64 and x.lanes == 1:
+            if self.target.arch not in ("x86_64", "aarch64"):
+                return x
+            raw = self.builder.asm(ir.FunctionType(x.ir.type, [x.ir.type]), "", "=r,0", [x.ir], False)
+            return Value(self, raw, x.type, x.lanes)
         register = {"x86_64": "v" if self.target.vector_bytes == 64 else "x", "aarch64": "w"}.get(self.target.arch)
         if register is None:
             return x
