@@ -96,9 +96,8 @@ def _problem(problem: Problem, now: Circumstances) -> dict[str, Any]:
 
 def _step(network: training.TrainingProblem, now: Circumstances) -> dict[str, Any]:
     if not any(peer.name == "torch" for peer in now.peers):  # it makes the networks
-        return {"problem": str(network), "seconds": {}, "absent": {"torch": "not installed"}}
-    seconds, absent = training.seconds(network, now.threads, min(now.rounds, 5))
-    return {"problem": str(network), "seconds": seconds, "absent": absent}
+        return {"problem": str(network), "seconds": {}, "memory": {}, "absent": {"torch": "not installed"}}
+    return training.measured(network, now.threads, min(now.rounds, 5))
 
 
 def _threads(problem: Problem, now: Circumstances) -> dict[str, Any]:

@@ -138,15 +138,17 @@ def starts(figures: Record) -> list[Record]:
 
 
 def steps(figures: Record) -> tuple[list[str], list[list[str]]]:
-    """The heads and rows of a table of training steps: our time, and how many times as long the others take."""
+    """The heads and rows of a table of training steps: our time, how many times as long the others take, and the most
+    memory of each process."""
     records = [record for record in figures.get("training", ()) if OURS in record["seconds"]]
     others = list(dict.fromkeys(name for record in records for name in record["seconds"] if name != OURS))
     rows = []
     for record in records:
-        ours = record["seconds"][OURS]
+        ours, memory = record["seconds"][OURS], record.get("memory", {})
         ratios = [times(record["seconds"][name] / ours) if name in record["seconds"] else "-" for name in others]
-        rows.append([record["problem"].removeprefix("training step "), seconds(ours), *ratios])
-    return ["network", "our step", *others], rows
+        sizes = [f"{memory[name] / 1e6:,.0f} MB" if name in memory else "-" for name in (OURS, *others)]
+        rows.append([record["problem"].removeprefix("training step "), seconds(ours), *ratios, ", ".join(sizes)])
+    return ["network", "our step", *others, "memory: ours, " + ", ".join(others)], rows
 
 
 def start(figures: Record, name: str) -> Record:

@@ -59,8 +59,8 @@ def our_python() -> str:
     return chosen if Path(chosen).exists() else sys.executable
 
 
-def seconds(problem: TrainingProblem, threads: int, rounds: int) -> tuple[dict[str, float], dict[str, str]]:
-    """The median seconds of a step for each system, and why others have none."""
+def measured(problem: TrainingProblem, threads: int, rounds: int) -> dict[str, Any]:
+    """For each system the median seconds of a step and the most bytes its process has held; why others have none."""
     with tempfile.TemporaryDirectory(prefix="backstroke-bench-") as folder:
         request = {**_export(problem, Path(folder)), "threads": threads}
         children, absent = {}, {}
@@ -74,18 +74,21 @@ def seconds(problem: TrainingProblem, threads: int, rounds: int) -> tuple[dict[s
                     absent[name] = str(error).strip().splitlines()[-1][:200]
                     children.pop(name).close()
             times: dict[str, list[float]] = {name: [] for name in children}
-            counts = {}
+            counts, memory = {}, {}
             for _ in range(rounds):
                 for name, child in children.items():
                     time.sleep(_PAUSE)
                     if name not in counts:
                         (once,) = child.call({"count": 1})["seconds"]
                         counts[name] = min(50, max(1, int(_ROUND / once)))
-                    times[name] += child.call({"count": counts[name]})["seconds"]
+                    answer = child.call({"count": counts[name]})
+                    times[name] += answer["seconds"]
+                    memory[name] = answer["memory"]
         finally:
             for child in children.values():
                 child.close()
-    return {name: statistics.median(each) for name, each in times.items()}, absent
+    seconds = {name: statistics.median(each) for name, each in times.items()}
+    return {"problem": str(problem), "seconds": seconds, "memory": memory, "absent": absent}
 
 
 def _export(problem: TrainingProblem, folder: Path) -> dict[str, Any]:
