@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..geometry import Geometry
 from ..jit.stage import Stage, group
 from ..jit.types import Type, i32, i64
-from .mean_kernels import MOST_STRIDES, MOST_TAPS, channel_tiles, count_of, taps, whole_lanes, windows_over
+from .mean_kernels import MOST_STRIDES, MOST_TAPS, channel_tiles, count_of, taps, whole_lanes
 from .sums import clear, deliver
 
 if TYPE_CHECKING:
@@ -204,12 +204,13 @@ def max_channels(
 
 
 def max_grad_channels(
-    k: Trace, piece: Value, dy: Pointer, x: Pointer, dx: Pointer, status: Pointer, covering: Pointer, flags: Pointer,
+    k: Trace, piece: Value, dy: Pointer, x: Pointer, dx: Pointer, status: Pointer, lists: Pointer, flags: Pointer,
     slots: Value, memory: Pointer, *,
     geometry: Geometry, channels: int, axis: int, band: int, most: int, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """dX from x: a piece is `band` slices of one image along `axis`. The winners of all windows that reach into them
-    are found first (`most` is how many windows that can be); then each position asks the windows over it."""
+    are found first (`most` is how many windows that can be); then each position asks the windows over it, of which
+    `lists` has for each position of each axis how many, and which."""
     inputs, outputs = geometry.input_size, geometry.output_size
     bands = -(-inputs[axis] // band)
     image, first = piece // bands, piece % bands * band
@@ -239,8 +240,6 @@ def max_grad_channels(
                         found = _winners(k, x_image, (a, b, c), geometry, channels, spots, type)
                         for (_, positions), spot in zip(found, spots, strict=True):
                             place[spot] = positions
-        reach = [geometry.covering(i).shape[1] for i in range(3)]
-        tables = [0, inputs[0] * reach[0], inputs[0] * reach[0] + inputs[1] * reach[1]]
         over_positions = [(k.value(0, i64), k.value(inputs[i], i64)) for i in range(3)]
         over_positions[axis] = (first, last)
         most_staged = group(channels, type)
@@ -255,7 +254,7 @@ def max_grad_channels(
                         here = k.spread(k.to(i32, row + m), lanes)
                         for spots in tiles:
                             totals = [k.var(0.0, sums, lanes) for _ in spots]
-                            for a, b, c in windows_over(k, covering, reach, tables, (i, j, m)):
+                            for a, b, c in _windows_over(k, lists, geometry, (i, j, m)):
                                 source = dy_image.at(((a * outputs[1] + b) * outputs[2] + c) * channels)
                                 place = winners.at(window(a, b, c) * channels)
                                 for total, spot in zip(totals, spots, strict=True):
@@ -265,3 +264,18 @@ def max_grad_channels(
                                 to.at((m - begin) * channels)[spot] = k.to(type.compute, total)
                     stage.send((end - begin) * channels)
         stage.finish()
+
+
+def _windows_over(
+    k: Trace, lists: Pointer, geometry: Geometry, at: tuple[Value, Value, Value]
+) -> Iterator[tuple[Value, Value, Value]]:
+    """The windows over a position, in order."""
+    rows, start = [], 0
+    for axis, place in enumerate(at):
+        positions, most = geometry.covering(axis).shape
+        rows.append(lists.at(place * (most + 1) + start))
+        start += positions * (most + 1)
+    for i in k.range(rows[0][0]):
+        for j in k.range(rows[1][0]):
+            for m in k.range(rows[2][0]):
+                yield rows[0][i + 1], rows[1][j + 1], rows[2][m + 1]

@@ -9,7 +9,6 @@ is a band of rows of one plane or image. Sums are taken in ascending order of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..geometry import Geometry
@@ -211,20 +210,6 @@ def mean_grad_channels(
                         place[spot] = k.to(type.compute, result)
             stage.send((end - begin) * channels)
     stage.finish()
-
-
-def windows_over(
-    k: Trace, covering: Pointer, reach: list[int], tables: list[int], at: tuple[Value, ...]
-) -> Iterator[tuple[Value, Value, Value]]:
-    """The windows over a position, in order."""
-    for i in k.range(reach[0]):
-        a = covering[tables[0] + at[0] * reach[0] + i]
-        for j in k.range(reach[1]):
-            b = covering[tables[1] + at[1] * reach[1] + j]
-            for m in k.range(reach[2]):
-                c = covering[tables[2] + at[2] * reach[2] + m]
-                with k.when((a >= 0) & (b >= 0) & (c >= 0)):
-                    yield a, b, c
 
 
 def channel_tiles(k: Trace, channels: int, lanes: int) -> list[list[Lanes]]:

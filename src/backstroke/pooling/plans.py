@@ -321,7 +321,7 @@ def max_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, dou
     # The first axis that can be cut. A row of planes is not: its windows are walked by vectors.
     axis = next((a for a in range(3 if layout == "NXC" else 2) if inputs[a] > 1), 0)
     slice_size = math.prod(inputs) // inputs[axis]
-    band = min(inputs[axis], max(1, SEGMENT // (slice_size * channels)))
+    band = _band(items, inputs[axis], three.extents[axis], slice_size * channels, layout)
     pieces = items * -(-inputs[axis] // band)
     options: dict[str, Any] = {"geometry": three, "axis": axis, "band": band, "sums": sums}
     options |= {"shape": shape, "dtype": dtype}
@@ -333,11 +333,23 @@ def max_grad(shape: Shape, dtype: np.dtype, geometry: Geometry, layout: str, dou
     windows = min(three.output_size[axis], (band - 1 + three.extents[axis] - 1) // three.strides[axis] + 2)
     most = windows * math.prod(three.output_size) // three.output_size[axis]
     more, constants, keep = _borrowed(most * channels + max_kernels.PADDING, i32)
-    covering = _covering(three)
+    lists = np.concatenate([_lists(three.covering(i)).reshape(-1) for i in range(3)])
     more, params = [pointer(i64), *more], _params([dtype] * 3, [pointer(i64), *more])
     build = max_kernels.max_grad_channels
     step = _step(build, params, pieces, row=channels, channels=channels, most=most, **options)
-    return Plan(every, more, [arrays.address(covering), *constants], [step], (keep, covering), at_once=at_once)
+    return Plan(every, more, [arrays.address(lists), *constants], [step], (keep, lists), at_once=at_once)
+
+
+def _band(items: int, size: int, extent: int, slice_size: int, layout: str) -> int:
+    """How many slices along an axis are a piece of a gradient from the input.
+
+    Windows that reach into two bands are looked at twice, so bands are some windows high where there are pieces enough.
+    """
+    least = max(1, SEGMENT // slice_size)
+    band = max(least, 4 * extent, (4 if layout == "NXC" else 1) * SEGMENT // slice_size)
+    while band > least and items * -(-size // min(band, size)) < LEAST_PIECES:
+        band = max(least, band // 2)
+    return min(size, band)
 
 
 def _has_planes(dy: Shape, shape: Shape) -> bool:
