@@ -358,7 +358,7 @@ class Trace:
         return Pointer(self, slot, type)
 
     @contextmanager
-    def borrowed(self, flags: Pointer, count: Value, memory: Pointer, size: int) -> Iterator[Pointer]:
+    def borrowed(self, flags: Pointer, count: Value, memory: Pointer, size: Value | int) -> Iterator[Pointer]:
         """A piece of scratch memory of `size` elements that nobody else uses meanwhile, one of `count` in `memory`.
 
         `flags` has a cache line for each. Who finds none free waits for one.

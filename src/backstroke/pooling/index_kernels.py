@@ -120,7 +120,7 @@ def _joined(k: Trace, vectors: list[Value], lanes: int) -> list[Value]:
 
 def assign(
     k: Trace, piece: Value, dy: Pointer, indices: Pointer, work: Pointer, dx: Pointer, status: Pointer, size: Value,
-    dx_size: Value, chunks: Value, segments: Value, *_: Any, near: Type, segment: int, ring: int,
+    dx_size: Value, chunks: Value, segments: Value, segment: Value, ring: Value, *_: Any, near: Type, direct: bool,
 ) -> None:  # fmt: skip
     """Which blocks reach into which segment, and how large a ring can follow them, if one of `ring` can. The status
     tells of an index that is out of range. One piece."""
@@ -130,7 +130,7 @@ def assign(
         shared.spans[2 * s + 1] = k.value(-1, i64)
     # The lowest place that is still open while a block is added, and how far above it the blocks so far reach.
     top, still_open, reach = k.var(0, i64), k.var(0, i64), k.var(0, i64)
-    if ring:
+    if not direct:
         least = k.var(FAR, i64)
         for i in k.range(shared.count):
             block = shared.count - 1 - i
@@ -146,11 +146,11 @@ def assign(
             for s in k.range(low // segment, high // segment + 1):
                 shared.spans[2 * s] = k.least(shared.spans[2 * s], block)
                 shared.spans[2 * s + 1] = block
-            if ring:
+            if not direct:
                 top.set(k.most(top.read(), high))
                 reach.set(k.most(reach.read(), top - still_open))
                 still_open.set(shared.settled[block])
-    if ring:
+    if not direct:
         fitting = k.var(LEAST_RING, i64)
         with k.forever() as leave:
             leave((fitting >= reach + 2 * LINE) | (fitting > ring))
@@ -234,8 +234,9 @@ class _Sums:
 
 def scatter(
     k: Trace, piece: Value, dy: Pointer, indices: Pointer, work: Pointer, dx: Pointer, status: Pointer, size: Value,
-    dx_size: Value, chunks: Value, segments: Value, flags: Pointer, slots: Value, memory: Pointer, *,
-    near: Type, segment: int, room: int, direct: bool, type: Type, sums: Type, stream: bool,
+    dx_size: Value, chunks: Value, segments: Value, segment: Value, ring: Value, room: Value, flags: Pointer,
+    slots: Value, memory: Pointer, *,
+    near: Type, direct: bool, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """A segment of dX at a time: with `direct` added up where it lies, otherwise in scratch memory, and only where
     `slide` has not done it."""
@@ -266,8 +267,9 @@ def scatter(
 
 def slide(
     k: Trace, piece: Value, dy: Pointer, indices: Pointer, work: Pointer, dx: Pointer, status: Pointer, size: Value,
-    dx_size: Value, chunks: Value, segments: Value, flags: Pointer, slots: Value, memory: Pointer, *,
-    near: Type, segment: int, room: int, type: Type, sums: Type, stream: bool,
+    dx_size: Value, chunks: Value, segments: Value, segment: Value, ring: Value, room: Value, flags: Pointer,
+    slots: Value, memory: Pointer, *,
+    near: Type, type: Type, sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """A segment of dX at a time, where the indices are orderly."""
     shared = _Work(k, work, chunks, segments, near)

@@ -401,20 +401,20 @@ def scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
     chunks, segments = index_kernels.chunks_of(count), -(-size // segment)
     room = max(segment, ring) + index_kernels.LINE
     borrowed, scratch, keep = _borrowed(room, sums)
-    more = [*[scalar()] * 4, *borrowed]
-    constants = [count, size, chunks, segments, *scratch]
+    # Sizes come in when the nests run: every shape has the same machine code.
+    more = [*[scalar()] * 7, *borrowed]
+    constants = [count, size, chunks, segments, segment, ring, room, *scratch]
     work = (index_kernels.work_words(count, segments, near),)
     every = [(dy, dtype), (dy, np.dtype(np.int64)), (work, np.dtype(np.int64)), (shape, dtype)]
     params = _params([each for _, each in every], more)
     far = index_kernels.near_bytes(count, near) > memory.large_output(inputs=1)
-    known: dict[str, Any] = {"near": near, "segment": segment}
-    sizes: dict[str, Any] = {**known, "room": room, "sums": sums, "row": 1, "shape": shape, "dtype": dtype}
     survey = compiler.kernel(index_kernels.survey, *params, near=near, stream=far)
-    assign = compiler.kernel(index_kernels.assign, *params, **known, ring=0 if direct else ring)
+    assign = compiler.kernel(index_kernels.assign, *params, near=near, direct=direct)
     steps = [Step(survey, index_kernels.blocks_of(count)), Step(assign, 1)]
+    how: dict[str, Any] = {"near": near, "sums": sums, "row": 1, "shape": shape, "dtype": dtype}
     if not direct:
-        steps.append(_step(index_kernels.slide, params, segments, **sizes))
-    steps.append(_step(index_kernels.scatter, params, segments, direct=direct, **sizes))
+        steps.append(_step(index_kernels.slide, params, segments, **how))
+    steps.append(_step(index_kernels.scatter, params, segments, direct=direct, **how))
     return Plan(every, more, constants, steps, keep, written=2, alone=True, at_once=_is_small(dy, shape))
 
 
