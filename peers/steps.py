@@ -123,13 +123,13 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _most_memory() -> int:
-    """The most bytes of memory that this process has held at once, its libraries and what compiled it included."""
-    if sys.platform == "win32":
+    """The most bytes of memory that this process has held at once, its libraries and what compiled it included; 0 where
+    the system does not say. (`getrusage` would tell of the parent's, too.)"""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
         return 0
-    import resource
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
 
 
 if __name__ == "__main__":

@@ -195,12 +195,15 @@ def _turns(geometry: Geometry, items: int, lanes: int) -> bool:
     """Whether planes are better turned on their side: there are some of them, and their rows are short.
 
     Short rows cost what finding their windows costs, and waiting for sums that are read in other vectors than they were
-    written in. Where each vector of sums becomes some whole vectors of dX, nothing waits.
+    written in. Where each vector of sums becomes some whole vectors of dX, nothing waits. A row is traced column by
+    column, so that long ones take a while to compile: they are turned where there is much to do.
     """
     columns = max(geometry.input_size[2], geometry.output_size[2])
     apart = geometry.kernel[2] <= geometry.strides[2] and geometry.dilations[2] == 1 and geometry.pads[2][0] == 0
     fitting = apart and geometry.output_size[2] % lanes == 0
-    short = 0 < columns <= turned_kernels.MOST_COLUMNS and math.prod(geometry.output_size) > 0
+    much = items * math.prod(geometry.input_size) >= turned_kernels.MUCH
+    most = turned_kernels.MOST_COLUMNS if much else turned_kernels.MOST_COLUMNS // 2
+    short = 0 < columns <= most and math.prod(geometry.output_size) > 0
     return short and items > lanes // 4 and not fitting
 
 

@@ -19,7 +19,8 @@ from .mean_kernels import count_of, whole_lanes
 if TYPE_CHECKING:
     from ..jit.trace import Pointer, Trace, Value, Var
 
-MOST_COLUMNS = 64  # of a row, which is traced column by column
+MOST_COLUMNS = 64  # of a row, which is traced column by column; half of it where there is less than
+MUCH = 1 << 20  # elements
 WAY = 4096  # bytes after which the first cache begins anew
 LINE = 64  # bytes of a cache line
 TOTALS = 16  # columns that are summed at a time, in registers
