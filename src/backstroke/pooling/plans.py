@@ -201,10 +201,14 @@ def _turns(geometry: Geometry, items: int, lanes: int) -> bool:
     columns = max(geometry.input_size[2], geometry.output_size[2])
     apart = geometry.kernel[2] <= geometry.strides[2] and geometry.dilations[2] == 1 and geometry.pads[2][0] == 0
     fitting = apart and geometry.output_size[2] % lanes == 0
-    much = items * math.prod(geometry.input_size) >= turned_kernels.MUCH
-    most = turned_kernels.MOST_COLUMNS if much else turned_kernels.MOST_COLUMNS // 2
+    most = turned_kernels.MOST_COLUMNS if _is_much(items, geometry) else turned_kernels.MOST_COLUMNS // 2
     short = 0 < columns <= most and math.prod(geometry.output_size) > 0
     return short and items > lanes // 4 and not fitting
+
+
+def _is_much(items: int, geometry: Geometry) -> bool:
+    """Whether there is so much to do that it is worth compiling more."""
+    return items * math.prod(geometry.input_size) >= turned_kernels.MUCH
 
 
 def _turned(
@@ -228,7 +232,8 @@ def _turned(
     more = [pointer(sums), *[pointer(i64)] * 3, scalar(), *scratch[0]]
     constants = [*map(arrays.address, tables), items, *scratch[1]]
     options: dict[str, Any] = {"geometry": geometry, "band": band, "batch": batch, "reach": over.shape[1] - 2}
-    options |= {"span": span, "uniform": uniform, "ragged": items % lanes > 0, "sums": sums}
+    options |= {"span": span, "uniform": uniform, "sums": sums}
+    options["forms"] = turned_kernels.Forms(items % lanes > 0, not _is_much(items, geometry))
     options |= {"shape": shape, "dtype": dtype, "inputs": _inputs(geometry)}
     build, params = turned_kernels.mean_grad_turned, _params([dtype] * 2, more)
     step = _step(build, params, -(-groups // batch) * bands, row=1, **options)

@@ -9,15 +9,17 @@ Sums are taken in the order of `mean_kernels`: the rows over a row first, then t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..geometry import Geometry
 from ..jit.stage import Leaving
-from ..jit.types import Type
+from ..jit.types import Type, i64
 from .mean_kernels import count_of, whole_lanes
 
 if TYPE_CHECKING:
-    from ..jit.trace import Pointer, Trace, Value, Var
+    from ..jit.trace import Lanes, Pointer, Trace, Value, Var
 
 MOST_COLUMNS = 64  # of a row, which is traced column by column; half of it where there is less than
 MUCH = 1 << 20  # elements
@@ -34,11 +36,11 @@ def scratch_size(span: int, band: int, lanes: int) -> int:
 def mean_grad_turned(
     k: Trace, piece: Value, dy: Pointer, dx: Pointer, status: Pointer, weights: Pointer, classes: Pointer,
     over: Pointer, spans: Pointer, items: Value, flags: Pointer, slots: Value, memory: Pointer, *,
-    geometry: Geometry, band: int, batch: int, reach: int, span: int, uniform: float, ragged: bool, type: Type,
+    geometry: Geometry, band: int, batch: int, reach: int, span: int, uniform: float, forms: Forms, type: Type,
     sums: Type, stream: bool,
 ) -> None:  # fmt: skip
     """`over` has for each row of dX, behind one word, how many rows of dY see it, at most `reach`, and which; `spans`
-    for each band of rows the positions of dY that it needs, at most `span`. Not `ragged`: all groups are full."""
+    for each band of rows the positions of dY that it needs, at most `span`."""
     inputs, outputs = geometry.input_size, geometry.output_size
     lanes, width = k.target.lanes(sums), inputs[2]
     rows, size = inputs[0] * inputs[1], count_of(outputs)
@@ -56,7 +58,7 @@ def mean_grad_turned(
         for group in k.range(begin, k.least(begin + batch, groups)):
             item = group * lanes
             count = k.least(items - item, lanes)
-            _turn(k, dy.at(item * size + low), scratch, size, high - low, count, lanes, ragged)
+            _turn(k, dy.at(item * size + low), scratch, size, high - low, count, lanes, forms)
             ahead = dy.at((item + lanes) * size)
             for index in k.range(first, end):
                 if bands == 1:  # the next group's planes are on their way while this one's are added up
@@ -72,10 +74,10 @@ def mean_grad_turned(
                     to[whole_lanes(column * lanes, lanes)] = sum(values[1:], values[0]) if values else nothing
             each, place = (end - first) * width, dx.at((item * rows + first) * width)
             if not staged:
-                _turn_back(k, goal, place, rows * width, each, count, lanes, ragged)
+                _turn_back(k, goal, place, rows * width, each, count, lanes, forms)
                 continue
             leaving.go()
-            _turn_back(k, goal, flat, each, each, count, lanes, ragged)
+            _turn_back(k, goal, flat, each, each, count, lanes, forms)
             if bands == 1:
                 leaving.take(0, place, count * each)
             else:
@@ -107,32 +109,48 @@ def _row_sums(
 
 
 def _turn(
-    k: Trace, source: Pointer, to: Pointer, pitch: int, size: Value, count: Value, lanes: int, ragged: bool
+    k: Trace, source: Pointer, to: Pointer, pitch: int, size: Value, count: Value, lanes: int, forms: Forms
 ) -> None:
     """`size` positions of `count` planes, `pitch` apart, as one vector for each position."""
-    for full in (True, False) if ragged else (True,):
-        with k.when(count == lanes if full else count < lanes):
-            for at in k.vectors(0, size, lanes=lanes):
-                # A plane that is not there is the last one once more.
-                starts = [i * pitch if full else k.least(i, count - 1) * pitch for i in range(lanes)]
-                block = [k.to(to.type, source.at(start)[at]) for start in starts]
-                for i, column in enumerate(k.turned(block)):
-                    to[whole_lanes((at.start + i) * lanes, lanes)] = column
+    for full, at in forms.squares(k, size, count, lanes):
+        # A plane that is not there is the last one once more.
+        starts = [i * pitch if full else k.least(i, count - 1) * pitch for i in range(lanes)]
+        block = [k.to(to.type, source.at(start)[at]) for start in starts]
+        for i, column in enumerate(k.turned(block)):
+            to[whole_lanes((at.start + i) * lanes, lanes)] = column
 
 
 def _turn_back(
     k: Trace, turned: Pointer, to: Pointer, pitch: Value | int, size: Value | int, count: Value, lanes: int,
-    ragged: bool,
+    forms: Forms,
 ) -> None:  # fmt: skip
     """The inverse of `_turn`."""
-    for full in (True, False) if ragged else (True,):
-        with k.when(count == lanes if full else count < lanes):
-            for at in k.vectors(0, size, lanes=lanes):
-                block = [turned[whole_lanes((at.start + i) * lanes, lanes)] for i in range(lanes)]
-                for i, plane in enumerate(k.turned(block)):
-                    value = k.to(to.type.compute, plane)
-                    if full:
-                        to.at(pitch * i)[at] = value
-                    else:
-                        with k.when(count > i):
-                            to.at(pitch * i)[at] = value
+    for full, at in forms.squares(k, size, count, lanes):
+        block = [turned[whole_lanes((at.start + i) * lanes, lanes)] for i in range(lanes)]
+        for i, plane in enumerate(k.turned(block)):
+            value = k.to(to.type.compute, plane)
+            if full:
+                to.at(pitch * i)[at] = value
+            else:
+                with k.when(count > i):
+                    to.at(pitch * i)[at] = value
+
+
+@dataclass(frozen=True)
+class Forms:
+    """In which forms squares are traced. Shuffles take long to compile: where there is little to do, there is one form
+    for all, under a mask."""
+
+    ragged: bool  # whether there are groups that are not full
+    one: bool
+
+    def squares(self, k: Trace, size: Value | int, count: Value, lanes: int) -> Iterator[tuple[bool, Lanes]]:
+        """For every `lanes` of `size` positions of a group of `count` planes: (whether it is full, the positions)."""
+        if self.one:
+            for start in k.range(0, size, lanes):
+                yield False, k.some(start, k.value(size, i64) - start, lanes)
+            return
+        for full in (True, False) if self.ragged else (True,):
+            with k.when(count == lanes if full else count < lanes):
+                for at in k.vectors(0, size, lanes=lanes):
+                    yield full, at
