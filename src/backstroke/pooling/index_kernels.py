@@ -186,11 +186,10 @@ def _add_chunk(k: Trace, dy: Pointer, distances: Pointer, spot_of: Callable[[Val
     Between two chunks other memory is touched for a while, so that the hardware's own prefetching is not enough.
     """
     line = LINE // dy.type.bytes
-    for begin in k.range(0, CHUNK, 2 * line):
+    for begin in k.range(0, CHUNK, line):
         k.prefetch(distances.at(begin + AHEAD))
-        for i in range(2 * line):
-            if i % line == 0:
-                k.prefetch(dy.at(begin + (AHEAD + i)))
+        k.prefetch(dy.at(begin + AHEAD))
+        for i in range(line):
             spot = spot_of(k.unsigned(i64, distances[begin + i]))
             spot[0] = spot[0] + k.to(spot.type, dy[begin + i])
 
