@@ -402,10 +402,12 @@ def scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
     an index is out of range."""
     count, size = math.prod(dy), math.prod(shape)
     type, sums = arrays.TYPES[dtype], arrays.TYPES[dtype].compute
-    direct = type is sums and not _is_large(shape, dtype)
     apart, ring = _ring(dy, shape)
+    direct = type is sums and (not _is_large(shape, dtype) or apart > MOST_RING)
     near = i16 if apart <= 1 << i16.bits else i32
     segment = _segment(dy, shape) if direct else min(max(8 * SEGMENT, 8 * ring), -(-size // LEAST_PIECES))
+    # Where windows reach far, small segments would all walk the same chunks.
+    segment = max(segment, min(4 * apart, -(-size // 4)))
     chunks, segments = index_kernels.chunks_of(count), -(-size // segment)
     room = max(segment, ring) + index_kernels.LINE
     borrowed, scratch, keep = _borrowed(room, sums)
