@@ -403,7 +403,8 @@ def scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
     count, size = math.prod(dy), math.prod(shape)
     type, sums = arrays.TYPES[dtype], arrays.TYPES[dtype].compute
     apart, ring = _ring(dy, shape)
-    direct = type is sums and (not _is_large(shape, dtype) or apart > MOST_RING)
+    inputs = min(1.0, 3 * count / size)  # what is read, in units of what is written
+    direct = type is sums and (not _is_large(shape, dtype, inputs) or apart > MOST_RING)
     near = i16 if apart <= 1 << i16.bits else i32
     segment = _segment(dy, shape) if direct else min(max(8 * SEGMENT, 8 * ring), -(-size // LEAST_PIECES))
     # Where windows reach far, small segments would all walk the same chunks.
@@ -421,7 +422,7 @@ def scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
     survey = compiler.kernel(index_kernels.survey, *params, near=near, stream=far)
     assign = compiler.kernel(index_kernels.assign, *params, near=near, direct=direct)
     steps = [Step(survey, index_kernels.blocks_of(count)), Step(assign, 1)]
-    how: dict[str, Any] = {"near": near, "sums": sums, "row": 1, "shape": shape, "dtype": dtype}
+    how: dict[str, Any] = {"near": near, "sums": sums, "row": 1, "shape": shape, "dtype": dtype, "inputs": inputs}
     if not direct:
         steps.append(_step(index_kernels.slide, params, segments, **how))
     steps.append(_step(index_kernels.scatter, params, segments, direct=direct, **how))
