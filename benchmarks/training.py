@@ -83,7 +83,8 @@ def measured(problem: TrainingProblem, threads: int, rounds: int) -> dict[str, A
                         counts[name] = min(50, max(1, int(_ROUND / once)))
                     answer = child.call({"count": counts[name]})
                     times[name] += answer["seconds"]
-                    memory[name] = answer["memory"]
+                    if answer["memory"]:
+                        memory[name] = answer["memory"]
         finally:
             for child in children.values():
                 child.close()

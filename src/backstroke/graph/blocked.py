@@ -16,14 +16,14 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from .. import arrays, memory
-from ..convolution.tiles import within
+from ..convolution.tiles import whole, within
 from ..jit import compile as compiler
 from ..jit.threads import pool
 from ..jit.types import f32, i64, pointer
@@ -103,13 +103,7 @@ def put_into_blocks(k: Trace, piece: Value, table: Pointer, *, block: int) -> No
         for i, column in enumerate(k.turned(lines)):
             number = k.value(at.start, i64) + i
             with k.when(number < count):
-                blocks.at(number % taps * apart + number // taps * block)[_whole(block)] = column
-
-
-def _whole(lanes: int) -> Any:
-    from ..jit.trace import Lanes
-
-    return Lanes(0, lanes)
+                blocks.at(number % taps * apart + number // taps * block)[whole(0, block)] = column
 
 
 def rewritten(

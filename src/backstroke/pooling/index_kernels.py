@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..jit.types import Type, i64
-from .mean_kernels import whole_lanes
+from .mean_kernels import LINE, whole_lanes
 from .sums import clear, deliver
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 CHUNK = 128  # gradients whose places are kept as distances from the least of them
 BLOCK = 16  # chunks that are found together
 AHEAD = 512  # so many gradients ahead they are asked for
-LINE = 64  # bytes
 LEAST_RING = 4096  # elements
 FAR = 2**62
 
@@ -92,15 +91,15 @@ def survey(
                 shared.near.store(line, each, stream=stream)
         with k.when(k.no(whole)):
             low.set(indices[start])
-            high.set(low.read())
+            high.set(low)
             for at in k.range(start + 1, size):
                 index = indices[at]
-                low.set(k.least(low.read(), index))
-                high.set(k.most(high.read(), index))
-        shared.ranges[2 * chunk], shared.ranges[2 * chunk + 1] = low.read(), high.read()
-        least.set(k.least(least.read(), low.read()))
-        most.set(k.most(most.read(), high.read()))
-    shared.blocks[2 * piece], shared.blocks[2 * piece + 1] = least.read(), most.read()
+                low.set(k.least(low, index))
+                high.set(k.most(high, index))
+        shared.ranges[2 * chunk], shared.ranges[2 * chunk + 1] = low, high
+        least.set(k.least(least, low))
+        most.set(k.most(most, high))
+    shared.blocks[2 * piece], shared.blocks[2 * piece + 1] = least, most
 
 
 def _folded(values: list[Value], join: Callable[[Value, Value], Value]) -> Value:
@@ -134,9 +133,9 @@ def assign(
         least = k.var(FAR, i64)
         for i in k.range(shared.count):
             block = shared.count - 1 - i
-            least.set(k.least(least.read(), shared.blocks[2 * block]))
-            shared.settled[block] = least.read()
-        still_open.set(least.read())
+            least.set(k.least(least, shared.blocks[2 * block]))
+            shared.settled[block] = least
+        still_open.set(least)
     for block in k.range(shared.count):
         low, high = shared.blocks[2 * block], shared.blocks[2 * block + 1]
         inside = (low >= 0) & (high < dx_size)
@@ -147,15 +146,15 @@ def assign(
                 shared.spans[2 * s] = k.least(shared.spans[2 * s], block)
                 shared.spans[2 * s + 1] = block
             if not direct:
-                top.set(k.most(top.read(), high))
-                reach.set(k.most(reach.read(), top - still_open))
+                top.set(k.most(top, high))
+                reach.set(k.most(reach, top - still_open))
                 still_open.set(shared.settled[block])
     if not direct:
         fitting = k.var(LEAST_RING, i64)
         with k.forever() as leave:
             leave((fitting >= reach + 2 * LINE) | (fitting > ring))
             fitting.set(fitting * 2)
-        shared.ring[0] = k.where(fitting <= ring, fitting.read(), 0)
+        shared.ring[0] = k.where(fitting <= ring, fitting, 0)
 
 
 # ---- sums -----------------------------------------------------------------------------------------------------------
@@ -199,17 +198,20 @@ class _Sums:
 
     def __init__(
         self, k: Trace, shared: _Work, dy: Pointer, indices: Pointer, size: Value, first: Value, end: Value,
-        spot_of: Callable[[Value], Pointer], runs: Callable[[Value, Value], Value], nowhere: Pointer,
+        spot_of: Callable[[Value], Pointer], runs: Callable[[Value, Value], Value] | None = None,
     ) -> None:  # fmt: skip
-        """`runs(low, high)`: whether the spots from one place to another lie one after the other."""
+        """`runs(low, high)`: whether the spots from one place to another lie one after the other, if not all do."""
         self.k, self.shared, self.dy, self.indices, self.size = k, shared, dy, indices, size
-        self.first, self.end, self.spot_of, self.runs, self.nowhere = first, end, spot_of, runs, nowhere
+        self.first, self.end, self.spot_of, self.runs = first, end, spot_of, runs
+        self.nowhere = k.stack(spot_of(first).type, 1)
 
     def add(self, chunk: Value, low: Value, high: Value) -> None:
         k, start = self.k, chunk * CHUNK
         dy, distances = self.dy.at(start), self.shared.near.at(start)
         known = (start + CHUNK <= self.size) & (high - low < (1 << distances.type.bits))
-        inside = (low >= self.first) & (high < self.end) & self.runs(low, high)
+        inside = (low >= self.first) & (high < self.end)
+        if self.runs:
+            inside &= self.runs(low, high)
 
         def checked(distance: Value) -> Pointer:
             place = low + distance
@@ -242,13 +244,11 @@ def scatter(
     shared = _Work(k, work, chunks, segments, near)
     first = piece * segment
     count = k.least(segment, dx_size - first)
-    nowhere = k.stack(sums, 1)
 
     def fill(totals: Pointer) -> None:
         clear(k, totals, count)
         every = _Sums(
-            k, shared, dy, indices, size, first, first + count, lambda place: totals.at(place - first),
-            lambda low, high: low <= high, nowhere,
+            k, shared, dy, indices, size, first, first + count, lambda place: totals.at(place - first)
         )  # fmt: skip
         _walk(k, shared, piece, chunks, first, first + count, every.add)
 
@@ -277,9 +277,7 @@ def slide(
     with k.when(shared.ring[0] != 0):
         with k.borrowed(flags, slots, memory, room) as totals:
             moving = _Ring(k, totals, shared.ring[0], dx, first, end, stream)
-            every = _Sums(
-                k, shared, dy, indices, size, first, end, moving.spot_of, moving.runs, k.stack(sums, 1)
-            )  # fmt: skip
+            every = _Sums(k, shared, dy, indices, size, first, end, moving.spot_of, moving.runs)
 
             def add(chunk: Value, low: Value, high: Value) -> None:
                 every.add(chunk, low, high)
@@ -309,8 +307,8 @@ class _Ring:
         self._shift = (dx.address // dx.type.bytes) & (self._lanes - 1)
         clear(k, totals, size)
         # All before `passed` is out, which begins a line; all before `aim` may go.
-        self._passed, self._aim, self._pace = k.var(first), k.var(first), k.var(0, i64)
-        self._passed.set(first - ((first + self._shift) & (self._lanes - 1)))
+        self._passed = k.var(first - ((first + self._shift) & (self._lanes - 1)))
+        self._aim, self._pace = k.var(first), k.var(0, i64)
 
     def spot_of(self, place: Value) -> Pointer:
         return self._totals.at((place + self._shift) & (self._size - 1))

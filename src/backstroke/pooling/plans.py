@@ -373,8 +373,9 @@ def _is_small(dy: Shape, shape: Shape) -> bool:
 def _segment(dy: Shape, shape: Shape) -> int:
     """How many elements of dX are added up at a time where they lie.
 
-    Whole planes or images, if the arrays look as if they had some; else as many as fit in the second cache. A segment
-    reads all gradients that may reach into it, so that small ones would read the same gradients again and again.
+    Whole planes or images, if the arrays look as if they had some and these are small enough; else equal parts of them.
+    A segment reads all gradients that may reach into it, so that small ones would read the same gradients again and
+    again.
     """
     size = math.prod(shape)
     if _is_small(dy, shape):
@@ -410,7 +411,7 @@ def scatter(dy: Shape, dtype: np.dtype, shape: Shape) -> Plan:
     # Where windows reach far, small segments would all walk the same chunks.
     segment = max(segment, min(4 * apart, -(-size // 4)))
     chunks, segments = index_kernels.chunks_of(count), -(-size // segment)
-    room = max(segment, ring) + index_kernels.LINE
+    room = mean_kernels.LINE + (0 if direct else max(segment, ring))
     borrowed, scratch, keep = _borrowed(room, sums)
     # Sizes come in when the nests run: every shape has the same machine code.
     more = [*[scalar()] * 7, *borrowed]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..geometry import Geometry
 from ..jit.stage import Leaving
 from ..jit.types import Type, i64
-from .mean_kernels import count_of, whole_lanes
+from .mean_kernels import LINE, count_of, whole_lanes
 
 if TYPE_CHECKING:
     from ..jit.trace import Lanes, Pointer, Trace, Value, Var
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 64  # of a row, which is traced column by column; half of it where there is less than
 MUCH = 1 << 20  # elements
 WAY = 4096  # bytes after which the first cache begins anew
-LINE = 64  # bytes of a cache line
 TOTALS = 16  # columns that are summed at a time, in registers
 
 
